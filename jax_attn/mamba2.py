@@ -7,6 +7,7 @@ channel of a head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Never
 
 import jax.numpy as jnp
@@ -67,7 +68,7 @@ class Mamba2(nnx.Module):
         self.dt_bias = nnx.Param(decayed.initial_step_bias(uniform((heads,), **options)))
         self.A_log = nnx.Param(jnp.log(1.0 + 15.0 * uniform((heads,), **options)))
         self.D = nnx.Param(jnp.ones(heads, param_dtype))
-        self.norm = GatedNorm(config.width, config.norm_groups, config.eps, **options)
+        self.norm = GatedNorm(config.width, config.norm_groups, config.eps, config.norm_order, **options)
         self.out_proj = linear(config.width, config.d_out, use_bias, **options)
 
     @typed_as(RecurrentCall)
@@ -103,7 +104,11 @@ class Mamba2(nnx.Module):
             cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         visible = recurrence.visible_tokens(attention_mask, batch, cache)
         batch = recurrence.without(batch, visible)
-        mixed = jnp.concatenate([self.W_value(batch), self.W_key(batch), self.W_query(batch)], -1)
+        projections = [
+            projected if factor == 1.0 else projected * factor
+            for projected, factor in zip(self._project(batch), self.config.projection_scales, strict=True)
+        ]
+        mixed = jnp.concatenate(projections[1:4], -1)
         mixed = recurrence.without(mixed, visible)  # biases of the projections are no zeros
         mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
         mixed = recurrence.without(mixed, visible)
@@ -113,7 +118,7 @@ class Mamba2(nnx.Module):
             rearrange(features, "b t (k c) -> b t k c", k=self.config.num_groups)
             for features in (mixed[..., width : width + key_width], mixed[..., width + key_width :])
         )
-        steps = decayed.step_sizes(self.W_step(batch), self.dt_bias, self.config.min_step, self.config.max_step)
+        steps = decayed.step_sizes(projections[4], self.dt_bias, self.config.min_step, self.config.max_step)
         wide = value.astype(steps.dtype)
         context, state = decayed.decayed_attention(
             query,
@@ -125,10 +130,14 @@ class Mamba2(nnx.Module):
             **functional.attention_arguments(self),
         )
         context = context + self.D.astype(steps.dtype)[:, None] * wide
-        normed = self.norm(rearrange(context, "b t h c -> b t (h c)"), self.W_gate(batch))
+        normed = self.norm(rearrange(context, "b t h c -> b t (h c)"), projections[0])
         output = self.out_proj(normed.astype(value.dtype))
         cache = cache if cache is None else cache.advance(state, conv_state, batch.shape[1])
         return functional.with_cache(functional.as_given(x, output, None), cache)
+
+    def _project(self, x: Float[Array, "b t d"]) -> Iterator[Array]:
+        """Return gate, value, key, query and step, in the order of their factors."""
+        return (layer(x) for layer in (self.W_gate, self.W_value, self.W_key, self.W_query, self.W_step))
 
     def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
         """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.

@@ -196,6 +196,8 @@ class Family:
         pair: from a config and the names of its tensors to encoder and decoder; None for other models.
         write: from the config of a whole model back to keys of a config.json; None if not supported.
         architecture: the class of `transformers` that runs it.
+        attends: from a config and the index of a layer to whether the layer has attention; None if all have.
+        prepare: from the file's keys to those that `read` reads; None if they are the same.
         layout: the table of its tensors, where the family is data.
     """
 
@@ -211,6 +213,14 @@ class Family:
     write: Write | None = None
     architecture: str = ""
     layout: Layout | None = None
+    attends: Callable[[ConfigFile, int], bool] | None = None
+    prepare: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None
+
+    def attention(self, config: ConfigFile, layer: int) -> Config | None:
+        """Return the config of a layer's attention; None for a layer without."""
+        if self.attends is not None and not self.attends(config, layer):
+            return None
+        return self.read(config, layer).config
 
     @property
     def whole(self) -> type[DecoderConfig] | type[EncoderDecoderConfig] | None:

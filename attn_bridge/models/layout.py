@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -450,30 +451,28 @@ class Layout:
         matches = list(matches)
         seen = {(id(row), values.get("i", ""), values.get("j", "")) for row, values in matches}
         numbers: dict[tuple[str, str], set[int]] = collections.defaultdict(set)
-        taken: dict[tuple[str, str, str], list[str]] = {}
+        taken: dict[tuple[str, str, str], list[tuple[str, ...]]] = collections.defaultdict(list)
         for row, values in matches:
             i, j = values.get("i", ""), values.get("j", "")
             blocks, experts = stems_of(row)
             for key, number in (((blocks, ""), i), ((experts, i), j)):
                 if number:
                     numbers[key].add(int(number))
-            before = taken.get((row.choice, blocks, i), row.alternatives)
-            taken[row.choice, blocks, i] = [one for one in before if one in row.alternatives] or [
-                *dict.fromkeys((*before, *row.alternatives))
-            ]
+            taken[row.choice, blocks, i].append(row.alternatives)
         for indices in numbers.values():
             indices |= set(gaps(indices, max(indices)))
+        needed = {key: _needed(alternatives) for key, alternatives in taken.items()}
         missing = []
-        first: dict[str, list[str]] = {}
+        first: dict[str, set[str]] = {}
         some = {id(row) for row, values in matches if "i" in values}
         for row in self.rows:
-            default = first.setdefault(row.choice, [*row.alternatives])
+            default = first.setdefault(row.choice, {*row.alternatives})
             if row.reason or (row.optional and id(row) not in some):  # optional tensors are in all blocks, or in none
                 continue
             row_placeholders = placeholders(row.theirs)
             blocks, experts = stems_of(row)
             for i in map(str, sorted(numbers[blocks, ""])) if "i" in row_placeholders else [""]:
-                if row.choice and not {*taken.get((row.choice, blocks, i), default)} & {*row.alternatives}:
+                if row.choice and not needed.get((row.choice, blocks, i), default) & {*row.alternatives}:
                     continue
                 for j in map(str, sorted(numbers[experts, i]) or [0]) if "j" in row_placeholders else [""]:
                     if (id(row), i, j) not in seen:
@@ -497,6 +496,18 @@ class Layout:
 
     def _lacking(self, names: Iterable[str]) -> list[str]:
         return lacking(names) if self.ours else []
+
+
+def _needed(rows: Iterable[tuple[str, ...]]) -> set[str]:
+    """Return the alternatives of a choice that a block must have completely, from those of each row that it has.
+
+    Rows of one alternative decide. Without any, the alternatives that all rows share do.
+    """
+    rows = [*dict.fromkeys(rows)]
+    alone = {row[0] for row in rows if len(row) == 1}
+    shared = set(rows[0]).intersection(*rows)
+    needed = alone or shared or set(itertools.chain(*rows))
+    return needed.union(*(row for row in rows if not needed & {*row}))
 
 
 def _strided(array: np.ndarray, placement: Placement) -> np.ndarray:

@@ -61,6 +61,7 @@ TOGETHER = (
     ("W_query.bias", "W_value.bias"),
     ("q_norm.scale", "k_norm.scale"),
     ("q_norm.shift", "k_norm.shift"),
+    ("ff.layers.0.bias", "ff.layers.2.bias"),
     (
         *(f"W_index_{name}.weight" for name in ("query", "key", "weights")),
         *("key_norm.scale", "key_norm.shift"),

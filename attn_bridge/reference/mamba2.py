@@ -53,15 +53,21 @@ def _sequence(
         shared = slice(group * config.state_size, (group + 1) * config.state_size)
         context = _recur(query[:, shared], key[:, shared], value[:, own], step[:, head], decay[:, head])
         contexts.append(context + as_double(parameters["D"])[head] * value[:, own])
-    gated = np.concatenate(contexts, -1) * silu(_project(config, x, parameters, "W_gate"))
-    parts = gated.reshape(len(x), config.norm_groups, -1)
-    normed = parts / np.sqrt(np.mean(parts * parts, -1, keepdims=True) + config.eps)
-    output = as_double(parameters["norm.scale"]) * normed.reshape(len(x), -1)
-    return _project(config, output, parameters, "out_proj")
+    output, gate = np.concatenate(contexts, -1), silu(_project(config, x, parameters, "W_gate"))
+    if config.norm_order != "norm_first":
+        output = output * gate
+    if config.norm_order != "none":
+        parts = output.reshape(len(x), config.norm_groups, -1)
+        normed = parts / np.sqrt(np.mean(parts * parts, -1, keepdims=True) + config.eps)
+        output = as_double(parameters["norm.scale"]) * normed.reshape(len(x), -1)
+    if config.norm_order == "norm_first":
+        output = output * gate
+    return linear(output, parameters, "out_proj", bias=config.bias)
 
 
 def _project(config: Mamba2Config, x: np.ndarray, parameters: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    return linear(x, parameters, name, bias=config.bias)
+    factors = dict(zip(("W_gate", "W_value", "W_key", "W_query", "W_step"), config.projection_scales, strict=True))
+    return factors[name] * linear(x, parameters, name, bias=config.bias)
 
 
 def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, step: np.ndarray, decay: np.ndarray) -> np.ndarray:

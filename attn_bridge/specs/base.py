@@ -174,6 +174,17 @@ class Config:
                 raise ValueError(f"{name} ({value}) must be positive and finite")
             object.__setattr__(self, name, float(value))
 
+    def _require_factors(self, name: str, count: int) -> None:
+        """Check a tuple of positive numbers, and make them floats."""
+        value = getattr(self, name)
+        if not isinstance(value, tuple | list) or len(value) != count:
+            raise TypeError(f"{name} must be {count} numbers, got {type(value).__name__}")
+        for number, factor in enumerate(value):
+            check_number(f"{name}[{number}]", factor)
+            if not 0 < factor < math.inf:
+                raise ValueError(f"{name}[{number}] ({factor}) must be positive and finite")
+        object.__setattr__(self, name, tuple(map(float, value)))
+
     def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
         if getattr(self, name) not in choices:
             raise ValueError(

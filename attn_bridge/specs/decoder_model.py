@@ -6,7 +6,6 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
-from ..validation import check_number
 from .base import LATER, Config, Parameter, linear, vector
 from .differential_attention import DifferentialAttentionConfig
 from .feed_forward import Activation, FeedForwardConfig
@@ -53,7 +52,7 @@ class DecoderBlockConfig(Config):
     """Attention and feed-forward layers, each added to its input.
 
     Attributes:
-        attention: config of the attention.
+        attention: config of the attention; None omits it (Nemotron-H, whose blocks have one of both).
         feed_forward: config of the feed-forward layers, or of a mixture of experts; None omits them (Mamba-2).
         norm: config of every norm of the block.
         norms: their positions: before attention and feed-forward (``pre``), after them (``post``, OLMo 2), both
@@ -64,40 +63,62 @@ class DecoderBlockConfig(Config):
         dropout: rate at which that output is dropped in training.
         stream_scales: factors of the norm's output in the sum behind attention, and in that behind feed-forward layers;
             for ``stream`` alone.
+        recurrent: config of a recurrent layer next to attention: both read the same norm, and their outputs are added
+            (Falcon-H1); None omits it.
+        mixer_scales: factors of the output of attention, and of that recurrent layer.
     """
 
-    attention: Attention
+    attention: Attention | None
     feed_forward: FeedForward | None
     norm: Norm
     norms: Norms = "pre"
     residual_scale: float = 1.0
     dropout: float = 0.0
     stream_scales: tuple[float, float] = dataclasses.field(default=(1.0, 1.0), metadata={LATER: True})
+    recurrent: Recurrent | None = dataclasses.field(default=None, metadata={LATER: True})
+    mixer_scales: tuple[float, float] = dataclasses.field(default=(1.0, 1.0), metadata={LATER: True})
 
     def __post_init__(self) -> None:
-        self._require_kind("attention", Attention)
+        if self.attention is not None:
+            self._require_kind("attention", Attention)
+        elif self.feed_forward is None:
+            raise ValueError("attention and feed_forward must not both be None")
         if self.feed_forward is not None:
             self._require_kind("feed_forward", FeedForward)
         self._require_kind("norm", Norm)
         self._require_choice("norms", get_args(Norms))
-        if self.feed_forward is None and self.norms != "pre":
-            raise ValueError(f"norms ({self.norms}) must be pre without feed_forward")
+        for name in ("attention", "feed_forward"):
+            if getattr(self, name) is None and self.norms != "pre":
+                raise ValueError(f"norms ({self.norms}) must be pre without {name}")
         self._require_positive_number("residual_scale")
         self._require_rates("dropout")
-        object.__setattr__(self, "stream_scales", _scales("stream_scales", self.stream_scales))
+        self._require_factors("stream_scales", 2)
+        self._require_factors("mixer_scales", 2)
         if self.norms != "stream" and self.stream_scales != (1.0, 1.0):
             raise ValueError(f"stream_scales ({self.stream_scales}) must be (1.0, 1.0) unless norms is stream")
-        width = self.attention.d_in
-        wrong = {"d_out of attention": getattr(self.attention, "d_out", width), "d_in of feed_forward":
-                 getattr(self.feed_forward, "d_in", width), "emb_dim of norm": self.norm.emb_dim}  # fmt: skip
+        if self.recurrent is not None:
+            self._require_kind("recurrent", Recurrent)
+            if self.attention is None or isinstance(self.attention, Recurrent):
+                raise ValueError("recurrent must be None unless attention is given and not a recurrent layer itself")
+        elif self.mixer_scales != (1.0, 1.0):
+            raise ValueError(f"mixer_scales ({self.mixer_scales}) must be (1.0, 1.0) without recurrent")
+        first = "emb_dim of norm" if self.attention is None else "d_in of attention"
+        width = self.norm.emb_dim if self.attention is None else self.attention.d_in
+        wrong = {
+            "d_out of attention": getattr(self.attention, "d_out", width),
+            "d_in of recurrent": getattr(self.recurrent, "d_in", width),
+            "d_out of recurrent": getattr(self.recurrent, "d_out", width),
+            "d_in of feed_forward": getattr(self.feed_forward, "d_in", width),
+            "emb_dim of norm": self.norm.emb_dim,
+        }
         for name, value in wrong.items():
             if value != width:
-                raise ValueError(f"{name} ({value}) must be d_in of attention ({width})")
+                raise ValueError(f"{name} ({value}) must be {first} ({width})")
 
     @property
     def emb_dim(self) -> int:
         """Width of input and output."""
-        return self.attention.d_in
+        return self.norm.emb_dim
 
     @property
     def attention_name(self) -> str:
@@ -108,13 +129,14 @@ class DecoderBlockConfig(Config):
     def norm_names(self) -> tuple[str, ...]:
         """Names of the block's norms, in order of execution."""
         names = _NORMS[self.norms]
-        return names if self.feed_forward is not None else names[:1]
+        return names if self.feed_forward is not None and self.attention is not None else names[:1]
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Attention, feed-forward and norms."""
+        """Attention, the recurrent layer next to it, feed-forward layers and norms."""
         return (
-            *below(self.attention_name, self.attention.parameters),
+            *(below(self.attention_name, self.attention.parameters) if self.attention is not None else ()),
+            *(below("linear_att", self.recurrent.parameters) if self.recurrent is not None else ()),
             *(below("ff", self.feed_forward.parameters) if self.feed_forward is not None else ()),
             *(row for name in self.norm_names for row in below(name, self.norm.parameters)),
         )
@@ -122,24 +144,8 @@ class DecoderBlockConfig(Config):
     @property
     def count(self) -> int:
         """How many numbers the parameters hold."""
-        layers = 0 if self.feed_forward is None else self.feed_forward.count
-        return self.attention.count + layers + len(self.norm_names) * self.norm.count
-
-
-def _scales(name: str, value: object) -> tuple[float, ...]:
-    """Return two factors.
-
-    Raises:
-        TypeError: `value` is not a pair of numbers.
-        ValueError: a factor is not positive and finite.
-    """
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise TypeError(f"{name} must be a pair of numbers, got {type(value).__name__}")
-    for number, factor in enumerate(value):
-        check_number(f"{name}[{number}]", factor)
-        if not 0 < factor < math.inf:
-            raise ValueError(f"{name}[{number}] ({factor}) must be positive and finite")
-    return tuple(float(factor) for factor in value)
+        parts = [part for part in (self.attention, self.recurrent, self.feed_forward) if part is not None]
+        return sum(part.count for part in parts) + len(self.norm_names) * self.norm.count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +202,10 @@ class DecoderConfig(ModelConfig):
                 raise TypeError(f"blocks[{number}] must be a DecoderBlockConfig, got {type(block).__name__}")
             if block.emb_dim != self.emb_dim:
                 raise ValueError(f"width of blocks[{number}] ({block.emb_dim}) must be emb_dim ({self.emb_dim})")
+        if self.num_positions is not None and self.blocks:
+            first = self.blocks[0]
+            if first.attention is None or first.recurrent is not None:  # its cache counts the tokens
+                raise ValueError("the first block must have attention alone as its mixer with num_positions")
         self._require_bools("tie", "head_bias")
         if self.head_activation is not None:
             self._require_choice("head_activation", get_args(Activation))

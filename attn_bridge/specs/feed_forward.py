@@ -7,7 +7,7 @@ import math
 from typing import Literal, get_args
 
 from ..validation import check_number
-from .base import Config, Parameter, linear
+from .base import LATER, Config, Parameter, linear
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "quick_gelu", "relu2"]
 
@@ -45,6 +45,7 @@ class FeedForwardConfig(Config):
         bias: whether the matrices have biases.
         clamp: how gpt-oss clips the gate and the gated half; for ``silu`` alone.
         dropout: rate of dropout behind the activation in training; without a gate alone (BART).
+        scales: factors of the gate in front of its activation, and of the output (Falcon-H1); with a gate alone.
     """
 
     d_in: int
@@ -54,6 +55,7 @@ class FeedForwardConfig(Config):
     bias: bool = False
     clamp: ClampedGate | None = None
     dropout: float = 0.0
+    scales: tuple[float, float] = dataclasses.field(default=(1.0, 1.0), metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "hidden_dim")
@@ -62,6 +64,9 @@ class FeedForwardConfig(Config):
         self._require_rates("dropout")
         if self.gated and self.dropout:
             raise ValueError(f"dropout ({self.dropout}) must be 0 with a gate")
+        self._require_factors("scales", 2)
+        if self.scales != (1.0, 1.0) and (not self.gated or self.clamp is not None):
+            raise ValueError(f"scales ({self.scales}) need a gate without clamp")
         if self.clamp is not None:
             self._require_kind("clamp", ClampedGate)
             if not self.gated or self.activation != "silu":

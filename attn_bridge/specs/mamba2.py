@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal, get_args
 
 from ..validation import check_number
 from ..weights import Rule
-from .base import Axis, Config, Example, Parameter, Variant, linear, vector
+from .base import LATER, Axis, Config, Example, Parameter, Variant, linear, vector
 from .model import below
+
+GatedNormOrder = Literal["gate_first", "norm_first", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,9 @@ class Mamba2Config(Config):
         eps: constant added to the mean square in the norm.
         min_step: lower bound of a step.
         max_step: upper bound of a step; None sets no limit.
+        norm_order: whether the gate multiplies the context before the norm (``gate_first``), after it
+            (``norm_first``), or without any norm (``none``); Falcon-H1 has all three.
+        projection_scales: factors of gate, value, key, query and step behind their projections (Falcon-H1).
     """
 
     d_in: int
@@ -46,6 +52,10 @@ class Mamba2Config(Config):
     eps: float = 1e-5
     min_step: float = 0.0
     max_step: float | None = None
+    norm_order: GatedNormOrder = dataclasses.field(default="gate_first", metadata={LATER: True})
+    projection_scales: tuple[float, float, float, float, float] = dataclasses.field(
+        default=(1.0, 1.0, 1.0, 1.0, 1.0), metadata={LATER: True}
+    )
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "num_heads", "state_size", "num_groups", "conv_size")
@@ -70,6 +80,8 @@ class Mamba2Config(Config):
             self._require_positive_number("max_step")
             if self.max_step < self.min_step:
                 raise ValueError(f"max_step ({self.max_step}) must be at least min_step ({self.min_step})")
+        self._require_choice("norm_order", get_args(GatedNormOrder))
+        self._require_factors("projection_scales", 5)
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -114,9 +126,15 @@ class Mamba2Config(Config):
             vector("dt_bias", self.num_heads, by_group),
             vector("A_log", self.num_heads, by_group),
             vector("D", self.num_heads, by_group),
-            *below("norm", (vector("scale", self.width, Axis("heads", self._sizes[2])),)),
+            *self._norm_parameters,
             *linear("out_proj", self.width, self._sizes[1], bias=self.bias, axes=("embed", by_group)),
         )
+
+    @property
+    def _norm_parameters(self) -> tuple[Parameter, ...]:
+        if self.norm_order == "none":
+            return ()
+        return below("norm", (vector("scale", self.width, Axis("heads", self._sizes[2])),))
 
 
 EXAMPLES = (
@@ -128,6 +146,12 @@ EXAMPLES = (
     ),
     Example("biases", Mamba2Config(6, 3, 4, 2, d_out=5, conv_size=2, bias=True, norm_groups=4), mask="padding"),
     Example("limited-steps", Mamba2Config(4, 2, state_size=3, conv_bias=False, min_step=0.3, max_step=0.9)),
+    Example(
+        "falcon-h1",
+        Mamba2Config(6, 4, 3, 2, 2, norm_order="norm_first", projection_scales=(0.5, 1.5, 0.7, 1.3, 2.0)),
+        mask="padding",
+    ),
+    Example("no-norm", Mamba2Config(4, 2, 3, 2, norm_order="none"), tokens=3),
     Example("two-chunks", Mamba2Config(4, 2, 3, 3, conv_size=1), tokens=66, batch=None),
     Example("as-many-tokens-as-heads", Mamba2Config(6, 3, 2, 3, 3), tokens=3),
     Example("one-token", Mamba2Config(6, 2, 3, 4, 2), tokens=1, batch=2),

@@ -69,8 +69,11 @@ class DecoderBlock(nnx.Module):
     ):
         self.config = config
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
-        attention = ATTENTIONS[variant_of(config.attention).name]
-        setattr(self, config.attention_name, attention(config.attention, **options))
+        if config.attention is not None:
+            attention = ATTENTIONS[variant_of(config.attention).name]
+            setattr(self, config.attention_name, attention(config.attention, **options))
+        if config.recurrent is not None:
+            self.linear_att = ATTENTIONS[variant_of(config.recurrent).name](config.recurrent, **options)
         if isinstance(config.feed_forward, MixtureOfExpertsConfig):
             self.ff = MixtureOfExperts(config.feed_forward, **options)
         elif config.feed_forward is not None:
@@ -102,14 +105,12 @@ class DecoderBlock(nnx.Module):
                 tokens by default.
             cache: of `init_cache`; if given, it is returned behind the output.
         """
-        arguments: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}
-        if positions is not None and hasattr(self.config.attention, "position"):
-            arguments["positions"] = positions
         norms, scale = self.config.norms, self.config.residual_scale
         normed = self.norm1(x) if "norm1" in self.config.norm_names else x
-        attended = self.attention(normed, **arguments)
-        if cache is not None:
-            attended, cache = attended
+        if self.config.attention is None:
+            x = x + self.drop_shortcut(self.ff(normed)) * scale
+            return x if cache is None else (x, cache)
+        attended, cache = self._mix(normed, attention_mask, positions, cache)
         if norms in ("parallel", "parallel_two"):
             x = x + self.drop_shortcut(attended + self.ff(normed if norms == "parallel" else self.norm2(x))) * scale
             return x if cache is None else (x, cache)
@@ -133,9 +134,44 @@ class DecoderBlock(nnx.Module):
         x = x + self.drop_shortcut(added) * scale
         return x if cache is None else (x, cache)
 
+    def _mix(
+        self,
+        x: Float[Array, "B T D"],
+        attention_mask: Bool[Array, "..."] | None,
+        positions: Int[Array, "... T"] | None,
+        cache: LayerCache | None,
+    ) -> tuple[Array, LayerCache | None]:
+        """Return the output of attention, or its sum with that of the recurrent layer next to it, and the cache."""
+        config = self.config
+        arguments: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}
+        at = {"positions": positions} if positions is not None and hasattr(config.attention, "position") else {}
+        if config.recurrent is None:
+            attended = self.attention(x, **arguments, **at)
+            if cache is not None:
+                attended, cache = attended
+            return attended, cache
+        caches = (None, None) if cache is None else arguments["cache"]
+        attended = self.attention(x, **{**arguments, "cache": caches[0]}, **at)
+        recurrent = self.linear_att(x, **{**arguments, "cache": caches[1]})
+        if cache is not None:
+            (attended, first), (recurrent, second) = attended, recurrent
+            cache = first, second
+        attended, recurrent = (
+            output if factor == 1.0 else output * factor
+            for output, factor in zip((attended, recurrent), config.mixer_scales, strict=True)
+        )
+        return attended + recurrent, cache
+
     def init_cache(self, batch_size: int, capacity: int) -> LayerCache:
-        """Return the cache of the attention without tokens, for `batch_size` sequences of at most `capacity` tokens."""
-        return self.attention.init_cache(batch_size, capacity)
+        """Return the cache of the attention without tokens, for `batch_size` sequences of at most `capacity` tokens.
+
+        With a recurrent layer next to attention it is the pair of both caches; without attention it is empty.
+        """
+        if self.config.attention is None:
+            return ()
+        if self.config.recurrent is None:
+            return self.attention.init_cache(batch_size, capacity)
+        return self.att.init_cache(batch_size, capacity), self.linear_att.init_cache(batch_size, capacity)
 
 
 def make_norm(config: RMSNormConfig | LayerNormConfig, **options: Any) -> RMSNorm | LayerNorm:

@@ -64,7 +64,7 @@ class GatedFeedForward(nnx.Module):
     """Three linear layers, of which one gates another: ``fc3(activation(fc1(x)) * fc2(x))`` (arXiv 2002.05202).
 
     Args:
-        config: widths, activation, biases, and how gate and values are clipped; with a gate.
+        config: widths, activation, biases, and how gate and values are clipped or scaled; with a gate.
         rngs: source of the initial weights (stream ``params``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
@@ -89,7 +89,10 @@ class GatedFeedForward(nnx.Module):
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
         gate, value = self.fc1(x), self.fc2(x)
         if self.config.clamp is None:
-            return self.fc3(self.activation(gate) * value)
+            gate_scale, output_scale = self.config.scales
+            gate = gate if gate_scale == 1.0 else gate * gate_scale
+            output = self.fc3(self.activation(gate) * value)
+            return output if output_scale == 1.0 else output * output_scale
         limit, alpha = self.config.clamp.limit, self.config.clamp.alpha
         gate = jnp.minimum(gate, limit)
         value = jnp.clip(value, -limit, limit)

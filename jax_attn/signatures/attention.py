@@ -22,7 +22,7 @@ C = TypeVar("C")
 X: TypeAlias = Float[Array, "... t d"]
 Weights: TypeAlias = Float[Array, "..."]
 AttentionMask: TypeAlias = Mask | Bool[Array, "..."] | Int[Array, "B s"]
-LayerCache: TypeAlias = "KeyValueCache | RecurrentCache"
+LayerCache: TypeAlias = "KeyValueCache | RecurrentCache | tuple[KeyValueCache, RecurrentCache] | tuple[()]"
 Output: TypeAlias = Array | tuple[Array, Array]
 CachedOutput: TypeAlias = Array | tuple[Array, Array] | tuple[Array, C] | tuple[Array, Array, C]
 

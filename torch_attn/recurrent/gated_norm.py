@@ -10,18 +10,23 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.types import Device
 
+from attn_bridge.specs.mamba2 import GatedNormOrder
+
 from .. import functional
 from ..random import JaxRngs
 from ..resetting import Resettable
 
 
 class GatedNorm(Resettable):
-    """Multiply features by ``silu(gate)``, then bring each group of them to mean square 1, then scale.
+    """Multiply features by ``silu(gate)``, bring each group of them to mean square 1, and scale.
+
+    Or gate them last, or without a norm.
 
     Args:
         width: width of the features.
         groups: parts of equal width that are normalised each alone.
         eps: constant added to the mean square.
+        order: whether the gate comes first (``gate_first``), or the norm (``norm_first``); ``none`` omits the norm.
         rngs: taken like in every module; a norm draws nothing.
         device: device of the parameters.
         dtype: dtype of the parameters.
@@ -32,6 +37,7 @@ class GatedNorm(Resettable):
         width: int,
         groups: int = 1,
         eps: float = 1e-5,
+        order: GatedNormOrder = "gate_first",
         *,
         rngs: JaxRngs | None = None,
         device: Device = None,
@@ -40,16 +46,26 @@ class GatedNorm(Resettable):
         super().__init__()
         self.group_width = width // groups
         self.eps = eps
-        self.scale = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
+        self.order = order
+        if order != "none":
+            self.scale = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
 
     @torch.no_grad()
     def _reset_own(self) -> None:
-        self.scale.fill_(1.0)
+        if self.order != "none":
+            self.scale.fill_(1.0)
 
     def forward(self, x: Float[Tensor, "... d"], gate: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Return the normalised features in the dtype of `x`; they are computed in float32, float64 for float64."""
         dtype = functional.wide_dtype(x)
-        gated = x.to(dtype) * nn.functional.silu(gate.to(dtype))
-        parts = gated.reshape(*gated.shape[:-1], gated.shape[-1] // self.group_width, self.group_width)
-        normalised = (parts * torch.rsqrt((parts * parts).mean(-1, keepdim=True) + self.eps)).reshape(gated.shape)
-        return (normalised * self.scale.to(dtype)).to(x.dtype)
+        wide, gate = x.to(dtype), nn.functional.silu(gate.to(dtype))
+        if self.order == "norm_first":
+            return (self._norm(wide) * gate).to(x.dtype)
+        gated = wide * gate
+        return (gated if self.order == "none" else self._norm(gated)).to(x.dtype)
+
+    def _norm(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Return each group of features with mean square 1, scaled."""
+        parts = x.reshape(*x.shape[:-1], x.shape[-1] // self.group_width, self.group_width)
+        normalised = (parts * torch.rsqrt((parts * parts).mean(-1, keepdim=True) + self.eps)).reshape(x.shape)
+        return normalised * self.scale.to(x.dtype)

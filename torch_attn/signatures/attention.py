@@ -22,7 +22,7 @@ C = TypeVar("C")
 X: TypeAlias = Float[Tensor, "... t d"]
 Weights: TypeAlias = Float[Tensor, "..."]
 AttentionMask: TypeAlias = Mask | Bool[Tensor, "..."] | Int[Tensor, "B s"]
-LayerCache: TypeAlias = "KeyValueCache | RecurrentCache"
+LayerCache: TypeAlias = "KeyValueCache | RecurrentCache | tuple[KeyValueCache, RecurrentCache] | tuple[()]"
 Output: TypeAlias = Tensor | tuple[Tensor, Tensor]
 CachedOutput: TypeAlias = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, C] | tuple[Tensor, Tensor, C]
 

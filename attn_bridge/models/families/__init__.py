@@ -25,6 +25,7 @@ from ..handwritten import (
     deepseek,
     diffllama,
     encoder_decoder,
+    falcon_h1,
     gemma,
     gpt2,
     gpt_oss,
@@ -35,6 +36,7 @@ from ..handwritten import (
     mamba,
     minimax,
     mixtral,
+    nemotron_h,
     olmo,
     phi3,
     qwen3_moe,
@@ -76,6 +78,8 @@ HAND_WRITTEN: tuple[Any, ...] = (
     qwen3_next,
     mamba,
     granite_hybrid,
+    falcon_h1,
+    nemotron_h,
     minimax,
     kimi_linear,
     deepseek,
@@ -138,9 +142,7 @@ def find_decoder(config: Mapping[str, object]) -> DecoderConfig:
         raise ValueError(
             f"model_type ({read.model_type}) is no decoder of ours, which are {', '.join(decoders)}{instead}"
         )
-    return make_decoder(
-        read, family.depth, lambda config, layer: family.read(config, layer).config, family.block, family.model
-    )
+    return make_decoder(read, family.depth, family.attention, family.block, family.model)
 
 
 def find_encoder_decoder(config: Mapping[str, object], names: Collection[str] = ()) -> EncoderDecoderConfig:
@@ -306,4 +308,5 @@ def _read(config: Mapping[str, object], choices: Iterable[str]) -> tuple[Family,
             "that of another decoder from transformers"
         )
     family = FAMILIES[name]
-    return family, ConfigFile(keys, name, family.defaults, family.aliases, family.keys)
+    prepared = keys if family.prepare is None else family.prepare(keys)
+    return family, ConfigFile(prepared, name, family.defaults, family.aliases, family.keys)

@@ -33,12 +33,13 @@ SIZES = {
 """Settings of whole models for the parts of ``in_proj`` -> keys of a config.json."""
 
 
-def table(key_width: Size = "mamba_groups*mamba_state", heads: Size = "mamba_heads") -> Table:
+def table(key_width: Size = "mamba_groups*mamba_state", heads: Size = "mamba_heads", *, has_norm: bool = True) -> Table:
     """Return the rows of a layer: gate, value, key, query and steps of all heads in one projection.
 
     Args:
         key_width: width of a query, and of a key, over all groups.
         heads: number of heads.
+        has_norm: whether every layer has a norm.
     """
     return (
         *(
@@ -55,7 +56,7 @@ def table(key_width: Size = "mamba_groups*mamba_state", heads: Size = "mamba_hea
         Row("conv1d.weight", ("conv1d.weight",)),
         Row("conv1d.bias", ("conv1d.bias",), optional=True),
         *(Row(name, (name,)) for name in ("dt_bias", "A_log", "D")),
-        Row("norm.weight", ("norm.scale",)),
+        Row("norm.weight", ("norm.scale",), optional=not has_norm),
         Row("out_proj.weight", ("out_proj.weight",)),
         Row("out_proj.bias", ("out_proj.bias",), optional=True),
     )
@@ -97,6 +98,11 @@ class Keys:
         conv_bias: whether the convolution has a bias.
         bias: whether the projections have biases.
         eps: epsilon of the norms.
+        width: width of all heads together, which takes precedence over `expand`; "" if the family has no such key.
+        min_step: lower bound of a step; "" if ``time_step_limit`` has both bounds.
+        activation: activation of the convolution and of the gate.
+
+    Without `expand` the width of all heads is free.
     """
 
     heads: str = "mamba_n_heads"
@@ -108,6 +114,9 @@ class Keys:
     conv_bias: str = "mamba_conv_bias"
     bias: str = "mamba_proj_bias"
     eps: str = "rms_norm_eps"
+    width: str = ""
+    min_step: str = ""
+    activation: str = "hidden_act"
 
 
 MAMBA2 = Keys("num_heads", "head_dim", "expand", "state_size", "n_groups", "conv_kernel", "use_conv_bias", "use_bias",
@@ -116,14 +125,23 @@ MAMBA2 = Keys("num_heads", "head_dim", "expand", "state_size", "n_groups", "conv
 
 def read_layer(config: ConfigFile, layer: int, prefix: str, keys: Keys) -> AttentionLayer:
     """Return a layer of Mamba-2, whose tensors have names with this prefix."""
-    config.refuse("hidden_act", "silu", "swish")
-    d_in, heads, expand = (config.integer(key) for key in ("hidden_size", keys.heads, keys.expand))
-    head_dim = expand * d_in // heads if config.get(keys.head_dim) == "auto" else config.integer(keys.head_dim)
-    if expand * d_in != heads * head_dim:
-        raise ValueError(
-            f"{keys.heads} * {keys.head_dim} ({heads * head_dim}) must be {keys.expand} * hidden_size ({expand * d_in})"
-        )
-    spec = Mamba2Config(
+    spec = read_config(config, keys)
+    return AttentionLayer("Mamba2", spec, layer, {"transformers": table(spec.key_width, spec.num_heads)}, prefix)
+
+
+def read_config(config: ConfigFile, keys: Keys) -> Mamba2Config:
+    """Return the config of a layer of Mamba-2."""
+    config.refuse(keys.activation, "silu", "swish")
+    d_in, heads = config.integer("hidden_size"), config.integer(keys.heads)
+    width, rule = config.integer_or_none(keys.width) if keys.width else None, keys.width
+    if not keys.expand:
+        width = heads * config.integer(keys.head_dim)
+    elif width is None:
+        width, rule = config.integer(keys.expand) * d_in, f"{keys.expand} * hidden_size"
+    head_dim = width // heads if config.get(keys.head_dim) == "auto" else config.integer(keys.head_dim)
+    if width != heads * head_dim:
+        raise ValueError(f"{keys.heads} * {keys.head_dim} ({heads * head_dim}) must be {rule} ({width})")
+    return Mamba2Config(
         d_in=d_in,
         num_heads=heads,
         head_dim=head_dim,
@@ -133,9 +151,8 @@ def read_layer(config: ConfigFile, layer: int, prefix: str, keys: Keys) -> Atten
         conv_bias=config.flag(keys.conv_bias),
         bias=config.flag(keys.bias),
         eps=config.positive(keys.eps),
-        **_limits(config),
+        **({"min_step": config.number(keys.min_step)} if keys.min_step else _limits(config)),
     )
-    return AttentionLayer("Mamba2", spec, layer, {"transformers": table(spec.key_width, spec.num_heads)}, prefix)
 
 
 def write_layer(config: DecoderConfig, keys: Keys) -> WrittenKeys:
@@ -144,13 +161,22 @@ def write_layer(config: DecoderConfig, keys: Keys) -> WrittenKeys:
     Raises:
         ValueError: no layer of the model is one, or the width of its heads does not fit.
     """
-    layer = attention_of(config, Mamba2Config)
-    if layer.width % layer.d_in:
+    return write_keys(attention_of(config, Mamba2Config), keys)
+
+
+def write_keys(layer: Mamba2Config, keys: Keys) -> WrittenKeys:
+    """Return the keys that `read_config` reads.
+
+    Raises:
+        ValueError: the width of the heads does not fit.
+    """
+    if not keys.width and keys.expand and layer.width % layer.d_in:
         raise ValueError(f"num_heads * head_dim ({layer.width}) must be a multiple of d_in ({layer.d_in}) there")
     written = {
         keys.heads: layer.num_heads,
         keys.head_dim: layer.head_dim,
-        keys.expand: layer.width // layer.d_in,
+        **({keys.width: layer.width} if keys.width else {}),
+        **({keys.expand: layer.width // layer.d_in} if keys.expand and not keys.width else {}),
         keys.state: layer.state_size,
         keys.groups: layer.num_groups,
         keys.conv: layer.conv_size,
@@ -158,6 +184,10 @@ def write_layer(config: DecoderConfig, keys: Keys) -> WrittenKeys:
         keys.bias: layer.bias,
         keys.eps: layer.eps,
     }
+    if keys.min_step:
+        if layer.max_step is not None:
+            raise ValueError(f"max_step ({layer.max_step}) must be None there")
+        return {**written, keys.min_step: layer.min_step}
     if layer.min_step == 0 and layer.max_step is None:
         return written
     most = {"__float__": "Infinity"} if layer.max_step is None else layer.max_step

@@ -169,14 +169,14 @@ def _first(name: str, parts: Iterable[object], kind: type[Part]) -> Part:
 
 
 def make_decoder(
-    config: ConfigFile, depth: str, attention: Callable[[ConfigFile, int], Config], block: Block, model: Model
+    config: ConfigFile, depth: str, attention: Callable[[ConfigFile, int], Config | None], block: Block, model: Model
 ) -> DecoderConfig:
     """Return the config of a whole decoder.
 
     Args:
         config: the model's.
         depth: key of the number of its blocks.
-        attention: from the config and the index of a block to the config of its attention.
+        attention: from the config and the index of a block to the config of its attention, or None.
         block: to that of the block.
         model: to the rest.
     """

@@ -47,8 +47,9 @@ def _plain(config: ModelConfig) -> ModelConfig:
         position = getattr(attention, "position", None)
         is_latent = isinstance(attention, MultiHeadLatentAttentionConfig)
         width = getattr(attention, "rope_dim" if is_latent else "head_dim", None)
-        if isinstance(position, Rotary) and position.dim is not None and position.dim == width:
-            changes: dict[str, Any] = {"position": dataclasses.replace(position, dim=None)}
+        rotary = position if isinstance(position, Rotary) else None
+        if attention is not None and rotary is not None and rotary.dim is not None and rotary.dim == width:
+            changes: dict[str, Any] = {"position": dataclasses.replace(rotary, dim=None)}
             attention = dataclasses.replace(attention, **changes)
         if isinstance(feed_forward, MixtureOfExpertsConfig):
             groups = feed_forward.router.groups

@@ -259,7 +259,13 @@ RULES: tuple[BadConfig, ...] = (
         ({"min_step": -0.5}, "min_step (-0.5) must be at least 0 and finite"),
         ({"min_step": math.nan}, "min_step (nan) must be at least 0 and finite"),
         ({"min_step": 0.5, "max_step": 0.25}, "max_step (0.25) must be at least min_step (0.5)"),
+        (
+            {"projection_scales": (1.0, 1.0, -2.0, 1.0, 1.0)},
+            "projection_scales[2] (-2.0) must be positive and finite",
+        ),
     ),
+    BadConfig("Mamba2Config", {"projection_scales": 3}, TypeError, "projection_scales must be 5 numbers, got int"),
+    _choices("Mamba2Config", "norm_order", "'gate_first', 'norm_first', 'none'"),
     # ---- positions
     *_relations(
         "Rotary",
@@ -358,7 +364,11 @@ RULES: tuple[BadConfig, ...] = (
             {"clamp": specs.ClampedGate(), "activation": "gelu"},
             "clamp (ClampedGate(limit=7.0, alpha=1.702)) needs a gate with activation 'silu'",
         ),
+        ({"scales": (0.0, 1.0)}, "scales[0] (0.0) must be positive and finite"),
+        ({"scales": (2.0, 1.0), "gated": False}, "scales ((2.0, 1.0)) need a gate without clamp"),
+        ({"scales": (2.0, 1.0), "clamp": specs.ClampedGate()}, "scales ((2.0, 1.0)) need a gate without clamp"),
     ),
+    BadConfig("FeedForwardConfig", {"scales": 3}, TypeError, "scales must be 2 numbers, got int"),
     *_kinds("FeedForwardConfig", {"clamp": "ClampedGate"}),
     BadConfig("ExpertGroups", {"number": 3.0}, TypeError, "number of groups must be an integer, got float"),
     BadConfig("ExpertGroups", {"chosen": True}, TypeError, "chosen of groups must be an integer, got bool"),
@@ -425,9 +435,15 @@ RULES: tuple[BadConfig, ...] = (
     _choices(
         "DecoderBlockConfig", "norms", "'pre', 'post', 'sandwich', 'parallel', 'parallel_two', 'residual', 'stream'"
     ),
+    BadConfig("DecoderBlockConfig", {"mixer_scales": 3}, TypeError, "mixer_scales must be 2 numbers, got int"),
     BadConfig(
-        "DecoderBlockConfig", {"stream_scales": 3}, TypeError, "stream_scales must be a pair of numbers, got int"
+        "DecoderBlockConfig",
+        {"recurrent": "x"},
+        TypeError,
+        "recurrent must be a GatedDeltaNetConfig or KimiDeltaAttentionConfig or LightningAttentionConfig or "
+        "LinearAttentionConfig or Mamba2Config, got str",
     ),
+    BadConfig("DecoderBlockConfig", {"stream_scales": 3}, TypeError, "stream_scales must be 2 numbers, got int"),
     *_relations(
         "DecoderBlockConfig",
         ({"attention": GROUPED.replace(d_out=5)}, "d_out of attention (5) must be d_in of attention (6)"),
@@ -436,6 +452,16 @@ RULES: tuple[BadConfig, ...] = (
         ({"stream_scales": (1.0, 0.0)}, "stream_scales[1] (0.0) must be positive and finite"),
         ({"stream_scales": (2.0, 1.0)}, "stream_scales ((2.0, 1.0)) must be (1.0, 1.0) unless norms is stream"),
         ({"feed_forward": None, "norms": "post"}, "norms (post) must be pre without feed_forward"),
+        ({"attention": None, "norms": "post"}, "norms (post) must be pre without attention"),
+        ({"attention": None, "feed_forward": None}, "attention and feed_forward must not both be None"),
+        ({"attention": None, "norm": NARROW}, "d_in of feed_forward (6) must be emb_dim of norm (5)"),
+        ({"mixer_scales": (2.0, 1.0)}, "mixer_scales ((2.0, 1.0)) must be (1.0, 1.0) without recurrent"),
+        ({"recurrent": specs.Mamba2Config(5, 5)}, "d_in of recurrent (5) must be d_in of attention (6)"),
+        ({"recurrent": specs.Mamba2Config(6, 4, d_out=5)}, "d_out of recurrent (5) must be d_in of attention (6)"),
+        (
+            {"attention": specs.Mamba2Config(6, 4), "recurrent": specs.Mamba2Config(6, 4)},
+            "recurrent must be None unless attention is given and not a recurrent layer itself",
+        ),
     ),
     *_kinds("DecoderConfig", {"norm": NORMS, "embedding_norm": NORMS}),
     BadConfig(

@@ -64,6 +64,14 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "gpt_neox": {"head_dim": None},
     "mamba2": {"num_heads": 8, "n_groups": 2, "state_size": 5},
     "bamba": {"mamba_n_heads": 8, "mamba_d_state": 5, "attn_layer_indices": [1, 3]},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_state": 5, "mamba_d_ssm": 32, "mamba_rms_norm": True},
+    "nemotron_h": {
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 5,
+        "ssm_state_size": 3,
+        "n_groups": 2,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+    },
     "granitemoehybrid": {
         "mamba_n_heads": 8,
         "mamba_d_state": 5,
@@ -108,6 +116,9 @@ def _changed(config: DecoderConfig, rng: random.Random) -> DecoderConfig:
         elif place in chosen:
             draw = random.Random(number)  # the same change for all that are alike
             part = getattr(block, kind)
+            if part is None:
+                blocks.append(block)
+                continue
             new = _feed_forward(part, draw) if kind == "feed_forward" else _attention(part, draw)
             block = dataclasses.replace(block, **{kind: new})
         blocks.append(block)
@@ -154,8 +165,6 @@ def _feed_forward(layers: Any, rng: random.Random) -> Any:
     if isinstance(layers, FeedForwardConfig):
         changes = [{"activation": "gelu"}, {"activation": "relu"}, {"bias": not layers.bias}, {"hidden_dim": 10}]
         return dataclasses.replace(layers, **rng.choice(changes))
-    if layers is None:
-        return None
     router = layers.router
     routers = [{"normalise": not router.normalise}, {"scale": 1.3}, {"groups": None}]
     more = [{"router": dataclasses.replace(router, **one)} for one in routers]

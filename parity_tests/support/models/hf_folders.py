@@ -59,6 +59,14 @@ STATES = {
     "n_groups": 2,
     "state_size": 3,
 }
+NEMOTRON = {
+    **GROUPED,
+    "head_dim": 6,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 5,
+    "n_groups": 2,
+    "ssm_state_size": 3,
+}
 SIDES = {
     "vocab_size": 31,
     "d_model": 16,
@@ -108,6 +116,9 @@ FAMILIES = {
     "mamba2": ("hf-mamba2", T.Mamba2ForCausalLM, T.Mamba2Config, {**STATES, "use_bias": True}),
     "mamba2-bare": ("hf-mamba2", T.Mamba2Model, T.Mamba2Config, {**STATES, "tie_word_embeddings": True}),
     "bamba": ("hf-bamba", T.BambaForCausalLM, T.BambaConfig, {**GROUPED, **MAMBA, "attn_layer_indices": [1]}),
+    "falcon-h1": ("hf-falcon-h1", T.FalconH1ForCausalLM, T.FalconH1Config, {**GROUPED, **MAMBA, "mamba_d_ssm": 32}),
+    "nemotron-h": ("hf-nemotron-h", T.NemotronHForCausalLM, T.NemotronHConfig,
+                   {**NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention"]}),
     "granite-4": ("hf-granitemoehybrid", T.GraniteMoeHybridForCausalLM, T.GraniteMoeHybridConfig,
                   {**GROUPED, **MAMBA, "num_local_experts": 3, "shared_intermediate_size": 6,
                    "layer_types": ["linear_attention", "full_attention"]}),

@@ -29,7 +29,7 @@ PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 NAMES = list(DECODERS)
 KINDS = (
     *("llama-3.2", "gemma2", "bloom", "gpt-oss", "deepseek-v3", "qwen3-next", "phi3-long", "diffllama"),
-    *("mamba2", "bamba", "minimax"),
+    *("mamba2", "bamba", "falcon-h1", "minimax"),
 )
 """Decoders that hold every kind of attention, position, feed-forward layer and norm between them."""
 

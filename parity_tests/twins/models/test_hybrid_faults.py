@@ -37,6 +37,11 @@ def in_attention(kind: type, **changes: Any) -> Fault:
     )
 
 
+def in_recurrent(**changes: Any) -> Fault:
+    """Return a fault of every recurrent layer next to attention."""
+    return in_blocks(recurrent=lambda block: _replaced(block.recurrent, changes))
+
+
 def _replaced(part: Any, changes: dict[str, Any]) -> Any:
     values = {name: value(part) if callable(value) else value for name, value in changes.items()}
     return dataclasses.replace(part, **values)
@@ -99,6 +104,35 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "all channels turn": in_attention(HEADS, position=of("position", dim=None)),
         "epsilon of norms": in_blocks(norm=of("norm", eps=1e-2)),
         "no D": changed("linear_att.D", ZEROS),
+    },
+    "falcon-h1": {
+        "gate before the norm": in_recurrent(norm_order="gate_first"),
+        "factors of the projections": in_recurrent(projection_scales=(1.0,) * 5),
+        "factors of key and query": in_recurrent(
+            projection_scales=lambda layer: tuple(layer.projection_scales[at] for at in (0, 1, 3, 2, 4))
+        ),
+        "factors of the mixers": in_blocks(mixer_scales=lambda block: block.mixer_scales[::-1]),
+        "factors of the feed-forward layers": in_blocks(feed_forward=of("feed_forward", scales=(1.0, 1.0))),
+        "factor of scores": in_attention(HEADS, scale=0.5),
+        "factor of embeddings": lambda config: dataclasses.replace(config, embedding_scale=1.0),
+        "gate and value": swapped("W_gate", "W_value"),
+        "no D": changed("linear_att.D", ZEROS),
+    },
+    "falcon-h1-without-norms": {
+        "no factors": in_recurrent(projection_scales=(1.0,) * 5),
+        "bias of steps": changed("dt_bias", ZEROS),
+        "convolution off by one": OFF_BY_ONE,
+    },
+    "nemotron-h": {
+        "steps": in_attention(STATES, min_step=0.9),
+        "positions": in_attention(HEADS, position=specs.Rotary()),
+        "activation": in_blocks(
+            feed_forward=lambda block: block.feed_forward and block.feed_forward.replace(activation="relu")
+        ),
+        "epsilon of norms": in_blocks(norm=of("norm", eps=1e-5)),
+        "groups of the norm": in_attention(STATES, norm_groups=1),
+        "gate and value": swapped("W_gate", "W_value"),
+        "key and query": swapped("linear_att.W_key", "linear_att.W_query"),
     },
     "granite-4": {
         "factor of sums": in_blocks(residual_scale=1.0),

@@ -125,7 +125,8 @@ ONLY = {
     "diffllama": {"attention_dropout": 0.0},
     "gpt_oss": {"hidden_act": "silu", "partial_rotary_factor": 1.0},
     **{name: {"hidden_act": "silu"} for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax")},
-    **{name: {"hidden_act": "silu"} for name in ("mamba2", "bamba", "granitemoehybrid")},
+    "nemotron_h": {"tie_word_embeddings": False},
+    **{name: {"hidden_act": "silu"} for name in ("mamba2", "bamba", "falcon_h1", "granitemoehybrid")},
 }
 """What a family takes one value of."""
 

@@ -197,3 +197,43 @@ def test_a_document_that_is_no_config_is_refused(document, message):
     with pytest.raises(ValueError, match=r"^.*$") as caught:
         from_json(document)
     assert str(caught.value).startswith(message)
+
+
+REFUSED = {
+    "biases of one projection": ("falcon_h1", {"projectors_bias": True}, "must be mamba_proj_bias (False)"),
+    "a factor beside biases": (
+        "falcon_h1",
+        {"attention_bias": True, "attention_in_multiplier": 2.0},
+        "attention_in_multiplier (2.0) of falcon_h1 is not supported, only 1.0",
+    ),
+    "four factors": ("falcon_h1", {"ssm_multipliers": [1.0] * 4}, "of falcon_h1 must be 5 numbers"),
+    "another width": ("falcon_h1", {"mamba_d_head": 3}, "mamba_n_heads * mamba_d_head (24) must be mamba_d_ssm (32)"),
+    "another activation": ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act ('gelu') of falcon_h1 is not supported"),
+    "experts": (
+        "nemotron_h",
+        {"layers_block_type": ["mlp", "moe"]},
+        "layer 1 of nemotron_h is of type moe, which must be linear_attention or full_attention or mlp",
+    ),
+    "an unknown letter": (
+        "nemotron_h",
+        {"layers_block_type": None, "hybrid_override_pattern": "M-x*"},
+        "hybrid_override_pattern (M-x*) must consist of M * - E, not x",
+    ),
+    "a tied head": ("nemotron_h", {"tie_word_embeddings": True}, "tie_word_embeddings (True) of nemotron_h is not"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_values_that_hybrid_models_do_not_compute_are_refused_by_name(case):
+    name, keys, message = REFUSED[case]
+    with pytest.raises(ValueError, match=r"^.*$") as caught:
+        families.find_decoder({**small(name), **keys})
+    assert message in str(caught.value)
+
+
+def test_layers_of_nemotron_h_by_letters_are_those_by_names():
+    keys = {**small("nemotron_h"), "layers_block_type": None}
+    config = families.find_decoder({**keys, "hybrid_override_pattern": "M-*-"})
+    assert config == families.find_decoder(small("nemotron_h"))
+    with pytest.raises(ValueError, match=r"^layer 1 of nemotron_h is of type mlp, which has no attention$"):
+        families.find_layer({**keys, "hybrid_override_pattern": "M-*-"}, 1)
