@@ -179,13 +179,13 @@ def _part(held: Array, region: Region) -> np.ndarray:
     return np.asarray(held)[slices(region)] if there else np.asarray(held[slices(region)])
 
 
-def gathered(module: nnx.Module, value: Any) -> list[Any]:
+def gathered(module: nnx.Module, value: object) -> list[Any]:
     """Gather a value from every process that shares a module, on all of them; in JAX that is this process alone."""
     del module
     return [value]
 
 
-def _is_shared(value: Any) -> bool:
+def _is_shared(value: object) -> bool:
     sharding = getattr(value, "sharding", None)
     return sharding is not None and len(sharding.device_set) > 1
 
@@ -260,7 +260,7 @@ def _kind_of(layer: nnx.Module) -> str:
     return next((kind for base, kind in _KINDS.items() if isinstance(layer, base)), "")
 
 
-def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nnx.Module:
+def build(variant: Variant, arguments: Mapping[str, object], dtype: str) -> nnx.Module:
     """Return the twin of a variant, in eval mode, with zeros of `dtype` for parameters; a function becomes a module."""
     if variant.is_function:
         return _FunctionModule(variant.name)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge.masks import as_mask, causal, full
@@ -32,7 +33,7 @@ def dot_product_attention(
     dropout_rng: Array | None = None,
     dropout_rate: float = 0.0,
     deterministic: bool = False,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     precision: Precision | tuple[Precision, Precision] | None = None,
     module: nnx.Module | None = None,
     promote_dtype: Callable[..., Any] = nnx.nn.dtypes.promote_dtype,

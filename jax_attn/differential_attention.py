@@ -132,13 +132,13 @@ class DifferentialAttention(nnx.Module):
         mean_square = (difference * difference).mean(-1, keepdims=True)
         return ((1.0 - start) * difference * jax.lax.rsqrt(mean_square + self.config.norm_eps)).astype(contexts.dtype)
 
-    def _by_pairs(self, attention_mask: Any) -> Mask | None:
+    def _by_pairs(self, attention_mask: Mask | Array | None) -> Mask | None:
         """Return a mask whose heads, if it has several, are in the order of the pairs of keys."""
         if attention_mask is None:
             return None
         heads, pairs = self.config.num_heads, self.config.num_kv_heads // 2
 
-        def order(array: Any) -> Any:
+        def order(array: Array) -> Any:
             if array.ndim != 4 or array.shape[1] != heads:
                 return array
             return rearrange(array, "b (n p g) t s -> b (p n g) t s", n=2, p=pairs)

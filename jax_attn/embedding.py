@@ -5,8 +5,6 @@ The twin is `torch_attn.embedding`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +19,9 @@ from .linear import draw_normal
 from .random import Rngs, TorchRngs, check_rngs
 
 
-def _standard_normal(key: Array | TorchRngs, shape: tuple[int, ...], dtype: Any = jnp.float32, **unused: Any) -> Array:
+def _standard_normal(
+    key: Array | TorchRngs, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32, **unused: object
+) -> Array:
     """Draw the rows; one function, so that two like modules share one jit cache."""
     return draw_normal(key, shape, dtype)
 

@@ -18,6 +18,7 @@ import numpy as np
 from einops import rearrange
 from flax import nnx
 from jax import Array
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge import misuse, validation
@@ -143,16 +144,16 @@ def explain(
 
 
 def _checked(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
     mask: Any,
-    bias: Any,
+    bias: Array | None,
     scale: float | None,
     softcap: float | None,
-    sinks: Any,
+    sinks: Array | None,
     dropout: float,
-    rng: Any,
+    rng: Array | nnx.RngStream | Rngs | None,
     return_weights: bool,
 ) -> implementations.KernelCall:
     operands = {"query": query, "key": key, "value": value}
@@ -217,7 +218,7 @@ def largest(scores: Float[Array, "... s"], number: int) -> Bool[Array, "... s"]:
     return (is_above | (is_least & (is_least.cumsum(-1) <= room)))[..., :size]
 
 
-def constant(array: Float[Array, "..."], dtype: Any = None) -> Float[Array, "..."]:
+def constant(array: Float[Array, "..."], dtype: DTypeLike | None = None) -> Float[Array, "..."]:
     """Return an array without its gradient, in a dtype if given."""
     return jax.lax.stop_gradient(array).astype(dtype or array.dtype)
 
@@ -371,7 +372,7 @@ def with_cache(result: Any, cache: Any) -> Any:
     return (*result, cache) if isinstance(result, tuple) else (result, cache)
 
 
-def attention_arguments(module: Any) -> dict[str, Any]:
+def attention_arguments(module: nnx.Module) -> dict[str, Any]:
     """Return the arguments of `dot_product_attention` that a module has: dropout, implementation, devices."""
     dropout, sharding = getattr(module, "dropout", None), getattr(module, "sharding", None)
     arguments = {} if sharding is None else {"sharding": sharding}

@@ -31,7 +31,7 @@ class SymmetricUniform:
     torch_bound: float
 
     def __call__(
-        self, key: Array | TorchRngs, shape: tuple[int, ...], dtype: Any = jnp.float32, **unused: Any
+        self, key: Array | TorchRngs, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32, **unused: object
     ) -> Array:
         """Draw an array of `shape` and `dtype`; torch's matrices are the other way round."""
         if isinstance(key, TorchRngs):
@@ -57,7 +57,7 @@ def undrawn() -> Iterator[None]:
 
 
 def draw_uniform(
-    key: Array | TorchRngs, shape: tuple[int, ...], dtype: Any, minval: float = 0.0, maxval: float = 1.0
+    key: Array | TorchRngs, shape: tuple[int, ...], dtype: DTypeLike, minval: float = 0.0, maxval: float = 1.0
 ) -> Array:
     """Draw from U[minval, maxval) with a key of JAX or with torch's generator."""
     if _is_undrawn.get():
@@ -67,14 +67,14 @@ def draw_uniform(
     return jax.random.uniform(key, shape, dtype, minval, maxval)
 
 
-def draw_normal(key: Array | TorchRngs, shape: tuple[int, ...], dtype: Any) -> Array:
+def draw_normal(key: Array | TorchRngs, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     """Draw from N(0, 1) with a key of JAX or with torch's generator."""
     if _is_undrawn.get():
         return _nothing(shape, dtype)
     return key.normal(shape, dtype) if isinstance(key, TorchRngs) else jax.random.normal(key, shape, dtype)
 
 
-def _nothing(shape: tuple[int, ...], dtype: Any) -> Any:
+def _nothing(shape: tuple[int, ...], dtype: DTypeLike) -> Any:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 

@@ -6,11 +6,10 @@ batch, t query position, s key position, h head, i pair of channels, c channel o
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from einops import rearrange
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary, Temperature
@@ -19,7 +18,7 @@ from .signatures import DType
 
 
 def rotary_tables(
-    rotary: Rotary, positions: Int[Array, "... T"], dim: int, dtype: Any
+    rotary: Rotary, positions: Int[Array, "... T"], dim: int, dtype: DTypeLike
 ) -> tuple[Float[Array, "... T i"], Float[Array, "... T i"]]:
     """Return cosines and sines of the angles by which pairs of channels turn.
 
@@ -79,7 +78,7 @@ def apply_rotary(
 
 
 def alibi_bias(
-    num_heads: int, query_positions: Int[Array, "... T"], key_positions: Int[Array, "... S"], dtype: Any
+    num_heads: int, query_positions: Int[Array, "... T"], key_positions: Int[Array, "... S"], dtype: DTypeLike
 ) -> Float[Array, "... H T S"]:
     """Return ALiBi's addend of the scores: minus the slope of the head times the distance.
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 from jax.experimental import io_callback
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge import rng, validation
@@ -79,7 +80,7 @@ class TorchRngs:
         return self
 
     def uniform(
-        self, shape: int | Sequence[int] = (), minval: float = 0.0, maxval: float = 1.0, dtype: Any = jnp.float32
+        self, shape: int | Sequence[int] = (), minval: float = 0.0, maxval: float = 1.0, dtype: DTypeLike = jnp.float32
     ) -> Float[Array, "..."]:
         """Draw as ``torch.empty(shape).uniform_(minval, maxval)`` does, and as ``torch.rand(shape)`` by default.
 
@@ -89,7 +90,7 @@ class TorchRngs:
         _on_the_host("asked for weights")
         return jnp.asarray(self._generator.uniform(shape, np.dtype(dtype), minval, maxval), dtype)
 
-    def normal(self, shape: int | Sequence[int] = (), dtype: Any = jnp.float32) -> Float[Array, "..."]:
+    def normal(self, shape: int | Sequence[int] = (), dtype: DTypeLike = jnp.float32) -> Float[Array, "..."]:
         """Draw as ``torch.randn(shape)`` does; see `attn_bridge.rng.TorchGenerator.normal` for where to the last bit.
 
         Raises:

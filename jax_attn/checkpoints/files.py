@@ -26,7 +26,7 @@ def load(
     module: nnx.Module,
     *,
     from_layout: str | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     strip: str | None = None,
     drop: str | Sequence[str] | None = None,
     rules: PathLike | None = None,
@@ -62,7 +62,7 @@ def save(
     *,
     to_layout: str = "same",
     format: str | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write a module's weights to a checkpoint atomically.
@@ -134,7 +134,7 @@ class Pretrained:
         with stored.used(path, family):
             config = configs.read_config(cls.__name__, path)
             with undrawn():
-                model: Any = kind(config, rngs=rngs, **options)
+                model: nnx.Module = kind(config, rngs=rngs, **options)
             modules.load("flax", path, model, None, None, adopt=True)
         model.eval()
         loaded: Self = model
@@ -148,7 +148,7 @@ class Pretrained:
         """
         from attn_bridge.checkpoints import configs, modules
 
-        module: Any = self
+        module: nnx.Module = self
         config = configs.own_config(type(self).__name__, self.config)
         modules.save("flax", module, Path(folder), "torch", "safetensors", None, overwrite, config)
 

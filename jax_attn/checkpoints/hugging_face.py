@@ -15,7 +15,7 @@ from attn_bridge import backends
 from attn_bridge.weights import flax_to_torch, torch_to_flax
 
 
-def from_hf(config: Mapping[str, Any], layer: int, state: Mapping[str, Any]) -> nnx.Module:
+def from_hf(config: Mapping[str, object], layer: int, state: Mapping[str, Any]) -> nnx.Module:
     """Return the attention of one layer, in eval mode, in the dtype of its arrays.
 
     Args:
@@ -44,7 +44,7 @@ def from_hf(config: Mapping[str, Any], layer: int, state: Mapping[str, Any]) -> 
 
 
 def to_hf(
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     layer: int,
     module: nnx.Module,
     *,

@@ -257,7 +257,7 @@ class KeyValueCache:
         numbers = start + jnp.arange(arrays[0].shape[1])
         return _masked_view(arrays, self, tokens, numbers, mask)
 
-    def _split(self, mask: Mask, attention_mask: Any, tokens: int) -> tuple[Array | None, Mask]:
+    def _split(self, mask: Mask, attention_mask: Mask | Array | None, tokens: int) -> tuple[Array | None, Mask]:
         """Return the ``(B, S)`` array that hides padding, or None, and the mask of this call."""
         mask = mask.with_arrays(jnp.asarray)
         if attention_mask is None:
@@ -443,7 +443,7 @@ def last_of_rows(positions: Int[Array, "... T"]) -> Int[Array, "... T"]:
     return positions.max(0) if positions.ndim == 3 else positions
 
 
-def _left_padding(attention_mask: Any, batch: int) -> Int[Array, "B 1"] | None:
+def _left_padding(attention_mask: Mask | Array | None, batch: int) -> Int[Array, "B 1"] | None:
     """Return how many keys a ``(B, S)`` mask hides before the first that it shows; None of any other mask."""
     mask = None if attention_mask is None else as_mask(attention_mask)
     if not isinstance(mask, ArrayMask):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array, lax
+from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.generation import Options, check_length, check_padding
@@ -36,12 +37,12 @@ class _Options(Options):
 
 
 def generate(
-    model: Any,
+    model: nnx.Module,
     tokens: Int[Array, "B T"],
     options: Options,
     rng: RandomSource = None,
     attention_mask: Bool[Array, "B T"] | None = None,
-    source: tuple[Any, ...] = (),
+    source: tuple[Array, ...] = (),
     source_mask: Bool[Array, "B S"] | None = None,
 ) -> Int[Array, "B N"]:
     """Return prompt and new tokens; see `DecoderModel.generate` and `EncoderDecoderModel.generate`.
@@ -56,12 +57,12 @@ def generate(
 
 
 def stream(
-    model: Any,
+    model: nnx.Module,
     tokens: Int[Array, "B T"],
     options: Options,
     rng: RandomSource = None,
     attention_mask: Bool[Array, "B T"] | None = None,
-    source: tuple[Any, ...] = (),
+    source: tuple[Array, ...] = (),
     source_mask: Bool[Array, "B S"] | None = None,
 ) -> Iterator[Int[Array, "B"]]:
     """Return an iterator over the new tokens, until every row has ended."""
@@ -97,12 +98,12 @@ def ended(token: Int[Array, "B"], eos: int | None, is_done: Bool[Array, "B"]) ->
 
 
 def _begin(
-    model: Any,
+    model: nnx.Module,
     tokens: Int[Array, "B T"],
     options: Options,
     rng: RandomSource,
     attention_mask: Bool[Array, "B T"] | None,
-    source: tuple[Any, ...],
+    source: tuple[Array, ...],
     source_mask: Bool[Array, "B S"] | None,
 ) -> tuple[Any, ...]:
     """Check the arguments and read the prompt; return all that the tokens are drawn with."""
@@ -136,7 +137,7 @@ def _draw(logits: Array, numbers: Array, options: Options, is_done: Array) -> tu
     return ended(token, options.eos, is_done)
 
 
-def _advance(model: Any, token: Array, at: Array, cache: Any, sources: int) -> tuple[Array, Any]:
+def _advance(model: nnx.Module, token: Array, at: Array, cache: Any, sources: int) -> tuple[Array, Any]:
     """Return the logits that follow a token, and the cache with it."""
     logits, cache = model(*[None] * sources, token[:, None], positions=at, cache=cache)
     return logits[:, -1], cache
@@ -148,7 +149,7 @@ _advance_alone = jax.jit(_advance, static_argnums=4)
 
 @functools.partial(jax.jit, static_argnums=5)
 def _read(
-    model: Any, source: tuple[Any, ...], tokens: Array, padding: Array, masks: dict[str, Any], new: int
+    model: nnx.Module, source: tuple[Array, ...], tokens: Array, padding: Array, masks: dict[str, Any], new: int
 ) -> tuple[Array, Any]:
     """Return the logits of the last token of a prompt, and a cache with room for the new tokens."""
     batch, length = tokens.shape
@@ -160,7 +161,7 @@ def _read(
 
 @functools.partial(jax.jit, static_argnums=8)
 def _continue(
-    model: Any,
+    model: nnx.Module,
     found: Array,
     padding: Array,
     logits: Array,
@@ -215,7 +216,7 @@ def pick(logits: Float[Array, "B V"], numbers: Float[Array, "B"], options: Optio
     return ((below <= numbers[:, None].astype(below.dtype) * total) & (below < total)).sum(-1)
 
 
-def _numbers_of(name: str, array: Any) -> np.ndarray:
+def _numbers_of(name: str, array: ArrayLike) -> np.ndarray:
     """Return an array on the host, where its numbers can be checked."""
     if isinstance(array, jax.core.Tracer):
         raise TypeError(f"{name} must be an array, not a tracer: call generate outside jax.jit, it compiles itself")

@@ -7,7 +7,7 @@ that do not fit are all that it leaves.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+from jax.typing import ArrayLike
 from jaxtyping import Bool, Int
 
 from attn_bridge import validation
@@ -23,12 +24,12 @@ from attn_bridge import validation
 from .. import functional
 
 
-def is_known(*values: Any) -> bool:
+def is_known(*values: object) -> bool:
     """Return whether none of the values is one that waits for a compiled function to run."""
     return not any(isinstance(value, jax.core.Tracer) for value in values)
 
 
-def raise_unless(holds: Bool[Array, ""], check: Callable[..., None], *values: Any) -> Bool[Array, ""]:
+def raise_unless(holds: Bool[Array, ""], check: Callable[..., None], *values: ArrayLike) -> Bool[Array, ""]:
     """Return `holds`, and have `check` raise, with the numbers of the values, while a compiled function runs.
 
     The error may come after the results, or never if the caller does not wait for them: give NaN where the returned
@@ -63,12 +64,14 @@ def _operation() -> Primitive:
     operation = Primitive("attn_bridge_checked")
     lower_callback = mlir.lower_fun(_call_back, multiple_results=False)
 
-    def lower(context: Any, holds: Any, *values: Any, check: Callable[..., None]) -> Any:
+    def lower(
+        context: mlir.LoweringRuleContext, holds: mlir.ir.Value, *values: mlir.ir.Value, check: Callable[..., None]
+    ) -> Sequence[mlir.ir.Value]:
         if context.module_context.lowering_parameters.for_export:
             return [holds]
         return lower_callback(context, holds, *values, check=check)
 
-    def batch(arrays: Any, axes: Any, *, check: Callable[..., None]) -> Any:
+    def batch(arrays: Sequence[Array], axes: Sequence[int | None], *, check: Callable[..., None]) -> Any:
         size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
         fronted = [batching.bdim_at_front(array, axis, size) for array, axis in zip(arrays, axes, strict=True)]
         return operation.bind(*fronted, check=check), 0

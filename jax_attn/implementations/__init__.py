@@ -9,9 +9,9 @@ twin is `torch_attn.implementations`.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import jax
+from jax import Array
 from jax.interpreters import ad
 
 from . import blocked, cpu_flash, cudnn, few_queries, reference, tpu_flash
@@ -84,7 +84,7 @@ def _unsupported(implementation: ModuleType, call: KernelCall) -> str | None:
     return reason
 
 
-def _has_tangent(array: Any) -> bool:
+def _has_tangent(array: Array) -> bool:
     """Return whether derivatives go forward with a value, as far as that is seen while the program is traced."""
     while isinstance(array, jax.core.Tracer):
         if isinstance(array, ad.JVPTracer):

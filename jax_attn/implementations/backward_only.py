@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -45,10 +46,10 @@ def _mark(line: str, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Arr
 def _operation() -> Primitive:
     operation = Primitive("attn_bridge_backward_only")
 
-    def refuse(*_: Any, line: str) -> NoReturn:
+    def refuse(*_: object, line: str) -> NoReturn:
         raise NotImplementedError(line)
 
-    def batch(arrays: Any, axes: Any, *, line: str) -> Any:
+    def batch(arrays: Sequence[Array], axes: Sequence[int | None], *, line: str) -> Any:
         return operation.bind(*arrays, line=line), axes[0]
 
     operation.def_impl(refuse)

@@ -13,6 +13,7 @@ import numpy as np
 from einops import rearrange
 from jax import Array, lax
 from jax.extend import random as generators
+from jax.typing import DTypeLike
 
 from .block_plan import BlockPlan, Columns
 
@@ -20,7 +21,7 @@ PARTS = 16
 """Parts that keys are summed in: the rounding error of a sum grows with the root of its length."""
 
 
-def false_of(operands: Any) -> Array:
+def false_of(operands: object) -> Array:
     """Return False, varying along the same axes of a `jax.shard_map` as any operand, as loops inside require."""
     firsts = (array.ravel()[:1].astype(bool) for array in jax.tree.leaves(operands))
     return functools.reduce(jnp.logical_or, (first ^ first for first in firsts)).any()
@@ -91,10 +92,10 @@ class Operands:
         query: Array,
         key: Array,
         value: Array,
-        bias: Any,
-        arrays: Any,
+        bias: Array | None,
+        arrays: tuple[Array, ...],
         seed: Any,
-        dtype: Any,
+        dtype: DTypeLike,
         *,
         narrow: bool = False,
     ):
@@ -163,7 +164,7 @@ class Operands:
 
     # ---- blocks
 
-    def rows_of(self, array: Array, i: Any) -> Array:
+    def rows_of(self, array: Array, i: Array | int) -> Array:
         """Return a block of rows."""
         return lax.dynamic_slice_in_dim(array, i * self.plan.rows, self.plan.rows, 1)
 
@@ -181,7 +182,7 @@ class Operands:
             return lax.map(row_block, jnp.arange(self.plan.row_blocks))
         return jax.tree.map(lambda *parts: jnp.stack(parts), *map(row_block, range(self.plan.row_blocks)))
 
-    def over_columns(self, i: Any, step: Callable[[bool, Columns, Any], Any], start: Any) -> Any:
+    def over_columns(self, i: Array | int, step: Callable[[bool, Columns, Any], Any], start: Any) -> Any:
         """Do a step for all columns that a block of rows sees, a block at a time in a rolled loop."""
         if self.plan.unrolled:
             kept = start
@@ -201,7 +202,7 @@ class Operands:
         return start
 
     def scores(
-        self, first: Array, i: Any, j: Columns, q: Array, k: Array, masked: bool, columns_first: bool = False
+        self, first: Array, i: Array | int, j: Columns, q: Array, k: Array, masked: bool, columns_first: bool = False
     ) -> tuple[Array, Array | None]:
         """Return the scores of a block, and the tanh of softcap before its factor."""
         plan = self.plan
@@ -219,7 +220,7 @@ class Operands:
             scores = jnp.where(lie(allowed if allowed.ndim == 3 else allowed[None]), scores, -jnp.inf)
         return scores, capped
 
-    def _allowed(self, first: Array, i: Any, j: Columns) -> Array:
+    def _allowed(self, first: Array, i: Array | int, j: Columns) -> Array:
         """Return which pairs of a block may attend; columns that only fill it up may not."""
         plan = self.plan
         rows = i * plan.rows + jnp.arange(plan.rows)[:, None]
@@ -230,7 +231,7 @@ class Operands:
         blocks = iter([self._block_of(array, first, i, j) for array in self.arrays])
         return plan.mask.with_arrays(lambda _: next(blocks)).allowed(rows, columns) & inside
 
-    def _block_of(self, array: Array, first: Array, i: Any, j: Columns) -> Array:
+    def _block_of(self, array: Array, first: Array, i: Array | int, j: Columns) -> Array:
         """Return the block ``(n, rows, columns)`` of an array ``(B, H, T, S)``, whose axes may be 1."""
 
         def one(sequence: Array, head: Array) -> Array:
@@ -242,21 +243,23 @@ class Operands:
             return one(sequences[0], heads[0])[None]
         return jax.vmap(one)(sequences, heads)
 
-    def _place(self, array: Array, sequence: Array, head: Array, i: Any, j: Columns) -> tuple[list[Array], list[int]]:
+    def _place(
+        self, array: Array, sequence: Array, head: Array, i: Array | int, j: Columns
+    ) -> tuple[list[Array], list[int]]:
         at = (sequence, head, i * self.plan.rows, j.start)
         sizes = zip(at, array.shape, strict=True)
         starts = [jnp.asarray(0 if size == 1 else start, jnp.int32) for start, size in sizes]
         block = (1, 1, self.plan.rows, j.width)
         return starts, [min(size, whole) for size, whole in zip(block, array.shape, strict=True)]
 
-    def add_bias(self, total: Array, first: Array, i: Any, j: Columns, part: Array) -> Array:
+    def add_bias(self, total: Array, first: Array, i: Array | int, j: Columns, part: Array) -> Array:
         """Add the gradients of a block to those of the bias, summed where the bias was broadcast."""
         starts, sizes = self._place(total, self.sequence_of(first)[0], self.head_of(first)[0], i, j)
         part = part[None]
         summed = part.sum([axis for axis in (2, 3) if sizes[axis] == 1 != part.shape[axis]], keepdims=True)
         return lax.dynamic_update_slice(total, lax.dynamic_slice(total, starts, sizes) + summed, starts)
 
-    def kept(self, first: Array, i: Any, j: Columns) -> Array:
+    def kept(self, first: Array, i: Array | int, j: Columns) -> Array:
         """Return the factors of dropout for a block: those of ``jax.random.bernoulli`` over ``(B, H, T, S)``.
 
         Partitionable Threefry draws an element from its place alone, so a block needs nothing but its own places.

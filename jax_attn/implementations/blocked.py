@@ -96,7 +96,7 @@ def is_sharded(array: Array) -> bool:
     return any(axis is not None for axis in jax.typeof(array).sharding.spec)
 
 
-def _is_threefry(rng: Any) -> bool:
+def _is_threefry(rng: object) -> bool:
     """Return whether the dropout mask of a source of random numbers can be drawn block by block."""
     if isinstance(rng, nnx.Rngs):
         rng = rng.dropout
@@ -107,7 +107,7 @@ def _is_threefry(rng: Any) -> bool:
     return jax.random.key_data(rng).shape == (2,) and str(jax.random.key_impl(rng)) in ("fry", "threefry2x32")
 
 
-def key_words(rng: Any) -> Array:
+def key_words(rng: object) -> Array:
     """Return the two words of a source of random numbers, which counts that as a use."""
     if isinstance(rng, nnx.Rngs):
         rng = rng.dropout
@@ -132,7 +132,14 @@ def _one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forward(
-    plan: BlockPlan, query: Array, key: Array, value: Array, bias: Any, sinks: Any, arrays: Any, seed: Any
+    plan: BlockPlan,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    sinks: Array | None,
+    arrays: tuple[Array, ...],
+    seed: Array | None,
 ) -> tuple[Array, Array, Array]:
     """Return the context, unrounded, and per row the largest score and the sum of ``exp(scores - largest)``.
 
@@ -145,7 +152,7 @@ def forward(
     def heads(first: Array) -> tuple[Array, Array, Array]:
         q, k, v = lax.optimization_barrier((sides.queries(first), sides.keys(first), sides.values(first)))
 
-        def row_block(i: Any) -> tuple[Array, Array, Array]:
+        def row_block(i: Array | int) -> tuple[Array, Array, Array]:
             q_block = sides.rows_of(q, i)
 
             def step(masked: bool, j: Columns, kept: Any) -> Any:
@@ -200,9 +207,9 @@ def backward(
     key: Array,
     value: Array,
     bias: Any,
-    sinks: Any,
-    arrays: Any,
-    seed: Any,
+    sinks: Array | None,
+    arrays: tuple[Array, ...],
+    seed: Array | None,
     context: Array,
     top: Array,
     total: Array,
@@ -235,7 +242,7 @@ def backward(
         per_row = [sides.take(array, first) for array in (tops, slope, of_sums, totals)]
         sink = None if sinks is None else jnp.take(sinks.astype(dtype), sides.head_of(first))[:, None, None]
 
-        def row_block(i: Any, carry: Any) -> Any:
+        def row_block(i: Array | int, carry: Any) -> Any:
             d_q, d_k, d_v, d_bias = carry
             q_block, d_c_block = sides.rows_of(q, i), sides.rows_of(d_c, i)
             top_block, slope_block, of_sums_block, total_block = (
@@ -317,7 +324,14 @@ def backward(
 
 
 def at_once(
-    plan: BlockPlan, query: Array, key: Array, value: Array, bias: Any, sinks: Any, arrays: Any, seed: Any
+    plan: BlockPlan,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    sinks: Array | None,
+    arrays: tuple[Array, ...],
+    seed: Array | None,
 ) -> tuple[Array, Array]:
     """Return context and sums of `forward` (the top cancels) by code that JAX can differentiate, also twice."""
     plan = plan.whole()

@@ -62,7 +62,9 @@ def _moves(tangent: Any) -> bool:
     return tangent is not None and not isinstance(tangent, SymbolicZero)
 
 
-def _forward(*arrays: Array, slopes: Slopes, tree: Any, moving: tuple[int, ...], levels: tuple[Axes, ...]) -> Any:
+def _forward(
+    *arrays: Array, slopes: Slopes, tree: jax.tree_util.PyTreeDef, moving: tuple[int, ...], levels: tuple[Axes, ...]
+) -> Any:
     """Return the tangents of the results: those of the plain code at the operands."""
 
     def forward(*arrays: Array) -> list[Array]:
@@ -88,7 +90,7 @@ def _backward(
     arrays: Sequence[Array],
     cotangents: Sequence[Array],
     slopes: Slopes,
-    tree: Any,
+    tree: jax.tree_util.PyTreeDef,
     moving: tuple[int, ...],
     levels: tuple[Axes, ...],
 ) -> Sequence[Array]:
@@ -105,7 +107,7 @@ def _backward(
     return backward(*arrays, *cotangents)
 
 
-def _over(function: Callable[..., Any], axes: Axes, of_results: Axes) -> Callable[..., tuple[Array, ...]]:
+def _over(function: Callable[..., object], axes: Axes, of_results: Axes) -> Callable[..., tuple[Array, ...]]:
     """Map a function over an axis; a result without the axis belongs to an unmapped argument, and is summed."""
     mapped = jax.vmap(function, axes, tuple(0 if axis is None else axis for axis in of_results))
 
@@ -116,23 +118,25 @@ def _over(function: Callable[..., Any], axes: Axes, of_results: Axes) -> Callabl
     return run
 
 
-def _results(*arrays: Any, tree: Any, **known: Any) -> list[Any]:
+def _results(*arrays: jax.core.ShapedArray, tree: jax.tree_util.PyTreeDef, **known: Any) -> list[Any]:
     """Return the shapes of the tangents: those of the results, which are the last leaves of the tree."""
     results = tree.children()[1].num_leaves
     return [one.update(weak_type=False) for one in arrays[tree.num_leaves - results : tree.num_leaves]]
 
 
-def _differentiate(arrays: Sequence[Any], tangents: Sequence[Any], **known: Any) -> Any:
+def _differentiate(arrays: Sequence[Array], tangents: Sequence[Any], **known: Any) -> Any:
     places = [place for place, one in enumerate(tangents) if type(one) is not ad.Zero]
 
-    def of_some(*some: Any) -> Any:
+    def of_some(*some: Array) -> Any:
         given = dict(zip(places, some, strict=True))
         return _forward(*(given.get(place, one) for place, one in enumerate(arrays)), **known)
 
     return jax.jvp(of_some, *(tuple(one[place] for place in places) for one in (arrays, tangents)))
 
 
-def _transpose(cotangents: Sequence[Any], *arrays: Any, tree: Any, **known: Any) -> list[Any]:
+def _transpose(
+    cotangents: Sequence[Any], *arrays: Array | ad.UndefinedPrimal, tree: jax.tree_util.PyTreeDef, **known: Any
+) -> list[Any]:
     fixed, linear = arrays[: tree.num_leaves], arrays[tree.num_leaves :]
     cotangents_of_operands = _backward(fixed, [ad.instantiate_zeros(one) for one in cotangents], tree=tree, **known)
     asked = [
@@ -142,7 +146,9 @@ def _transpose(cotangents: Sequence[Any], *arrays: Any, tree: Any, **known: Any)
     return [None] * len(fixed) + asked
 
 
-def _batch(arrays: Sequence[Array], axes: Sequence[Any], *, tree: Any, levels: Any, **known: Any) -> Any:
+def _batch(
+    arrays: Sequence[Array], axes: Sequence[int | None], *, tree: jax.tree_util.PyTreeDef, levels: Any, **known: Any
+) -> Any:
     """Bind the same with one more level; results get the axis in front, as tangents have it."""
     size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
     given, at = list(arrays), [None if axis is None else int(axis) for axis in axes]

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array, lax
+from jax.interpreters import mlir
 
 from attn_kernels import words
 from attn_kernels.description import describe_product
@@ -57,7 +58,7 @@ def _plain(rows: Array, matrix: Array) -> Array:
     return lax.dot_general(rows, matrix, (((1,), (0,)), ((), ())))
 
 
-def _lower(context: Any, rows: Any, matrix: Any) -> Any:
+def _lower(context: mlir.LoweringRuleContext, rows: Any, matrix: Any) -> Any:
     (count, depth), (_, columns) = (one.shape for one in context.avals_in)
     dtype = context.avals_in[0].dtype.name
     if dtype not in words.KINDS:  # the judge has promoted it

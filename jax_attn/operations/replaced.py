@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 
-def replaced(name: str, plain: Callable[..., Any], lower: Callable[..., Any]) -> Primitive:
+def replaced(name: str, plain: Callable[..., object], lower: Callable[..., object]) -> Primitive:
     """Return an operation with one result that computes the same as plain code.
 
     Args:
@@ -21,18 +22,18 @@ def replaced(name: str, plain: Callable[..., Any], lower: Callable[..., Any]) ->
     operation = Primitive(name)
     lower_plain = mlir.lower_fun(plain, multiple_results=False)
 
-    def lower_here(context: Any, *operands: Any) -> Any:
+    def lower_here(context: mlir.LoweringRuleContext, *operands: Array) -> Any:
         lowered = None if context.module_context.lowering_parameters.for_export else lower(context, *operands)
         return lower_plain(context, *operands) if lowered is None else lowered
 
-    def evaluate(*shapes: Any) -> Any:
+    def evaluate(*shapes: jax.core.ShapedArray) -> Any:
         shapes_of_results = jax.eval_shape(plain, *(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in shapes))
         return shapes[0].update(shape=shapes_of_results.shape, dtype=shapes_of_results.dtype)
 
-    def differentiate(operands: Any, tangents: Any) -> Any:
+    def differentiate(operands: Sequence[Array], tangents: Sequence[Array | ad.Zero]) -> Any:
         places = [place for place, one in enumerate(tangents) if type(one) is not ad.Zero]
 
-        def of_some(*some: Any) -> Any:
+        def of_some(*some: Array) -> Any:
             given = dict(zip(places, some, strict=True))
             return plain(*(given.get(place, one) for place, one in enumerate(operands)))
 

@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 from .replaced import replaced
 
 
-def put(array: Array, part: Array, start: Any) -> Array:
+def put(array: Array, part: Array, start: Array | int) -> Array:
     """Return an array ``(B, S, ...)`` with other numbers ``(B, T, ...)`` from a slot on."""
     return _write(_PUT, _put, array, part, jnp.asarray(start, jnp.int32))
 
@@ -39,7 +39,7 @@ def _write(operation: Any, plain: Callable[..., Array], array: Array, part: Arra
     return written
 
 
-def _as_integers(plain: Callable[..., Array]) -> Callable[..., Any]:
+def _as_integers(plain: Callable[..., Array]) -> Callable[..., object]:
     """Return the CPU lowering of a writing operation: bfloat16 is written as integers.
 
     Other dtypes, such as those that the judge promotes to, are lowered as usual (the rule returns None).

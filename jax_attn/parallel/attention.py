@@ -150,15 +150,23 @@ def _attend(
     shared: SharedCall,
     query: Array,
     key: Array,
-    value: Any,
-    bias: Any,
-    sinks: Any,
+    value: Array,
+    bias: Array | None,
+    sinks: Array | None,
     arrays: tuple[Array, ...],
-    keep: Any,
+    keep: Array | None,
 ) -> Any:
     cuts = shared.cuts
 
-    def run(query: Array, key: Array, value: Any, bias: Any, sinks: Any, arrays: Any, keep: Any) -> Any:
+    def run(
+        query: Array,
+        key: Array,
+        value: Array,
+        bias: Array | None,
+        sinks: Array | None,
+        arrays: tuple[Array, ...],
+        keep: Array | None,
+    ) -> Any:
         key = _pick_heads(shared, key)
         value = key if value is None else _pick_heads(shared, value)
         part = Part(
@@ -225,7 +233,7 @@ def _run(part: Part, cuts: Cuts, plan: Plan) -> Any:
 def _exchange(part: Part, axis: str, devices: int) -> Part:
     """Return a part whose queries, and whatever has rows, are the device's early and late piece."""
 
-    def rows(array: Any) -> Any:
+    def rows(array: Array) -> Any:
         whole = array is None or array.shape[2] == 1
         return array if whole else balance.to_balanced(array, 2, axis, devices)
 

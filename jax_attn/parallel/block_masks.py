@@ -37,7 +37,9 @@ class Views:
     masks: tuple[Mask | str | None, ...]
     of_device: tuple[int, ...]
 
-    def switch(self, at: Any, run: Callable[[Mask | None, Any], Any], state: Any, *, in_place: bool = False) -> Any:
+    def switch(
+        self, at: Array | int, run: Callable[[Mask | None, Any], Any], state: Any, *, in_place: bool = False
+    ) -> Any:
         """Run the branch of a view, and return its new state; a hidden view returns the state unchanged.
 
         Args:
@@ -108,7 +110,7 @@ def local_arrays(mask: Mask | None, arrays: Sequence[Array], key_start: Any, key
     )
 
 
-def columns(array: Array, start: Any, size: int) -> Array:
+def columns(array: Array, start: Array | int, size: int) -> Array:
     """Return the columns of an array ``(b, h, t, s)`` from `start` on, where it has any."""
     return array if array.shape[-1] == 1 else lax.dynamic_slice_in_dim(array, start, size, array.ndim - 1)
 

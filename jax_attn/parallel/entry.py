@@ -37,7 +37,7 @@ def sharded_class(kind: type[nnx.Module]) -> type[nnx.Module]:
     parameters = list(inspect.signature(kind.__call__).parameters.values())[1:]
     order = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
 
-    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+    def call(self: nnx.Module, *arguments: object, **options: object) -> object:
         sharding: Sharding = self.sharding
         named = dict(zip(order, arguments, strict=False)) | options
         if len(named) < len(arguments) + len(options):
@@ -47,10 +47,10 @@ def sharded_class(kind: type[nnx.Module]) -> type[nnx.Module]:
             return explicit.call(kind, self, entered, lambda result: leave(sharding, result))
         return leave(sharding, kind.__call__(self, **entered))
 
-    members: dict[str, Any] = {"__call__": functools.wraps(kind.__call__)(call)}
+    members: dict[str, object] = {"__call__": functools.wraps(kind.__call__)(call)}
     if hasattr(kind, "init_cache"):
 
-        def init_cache(self: Any, *arguments: Any, **options: Any) -> Any:
+        def init_cache(self: nnx.Module, *arguments: object, **options: object) -> object:
             return place_caches(self.sharding, kind.init_cache(self, *arguments, **options), outside=True)
 
         members["init_cache"] = functools.wraps(kind.init_cache)(init_cache)
@@ -60,7 +60,7 @@ def sharded_class(kind: type[nnx.Module]) -> type[nnx.Module]:
     return same_name(kind, members)
 
 
-def enter(sharding: Sharding, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def enter(sharding: Sharding, arguments: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments of a call on the devices: sequences cut by tokens, all else whole.
 
     Raises:
@@ -75,7 +75,7 @@ def enter(sharding: Sharding, arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def leave(sharding: Sharding, result: Any) -> Any:
+def leave(sharding: Sharding, result: object) -> Any:
     """Return the result of a call, its caches as `init_cache` places them."""
     if not isinstance(result, tuple):
         return _cut_tokens(sharding, result)
@@ -83,7 +83,7 @@ def leave(sharding: Sharding, result: Any) -> Any:
     return (_cut_tokens(sharding, first), *(place_caches(sharding, one) for one in rest))
 
 
-def place_caches(sharding: Sharding, caches: Any, *, outside: bool = False) -> Any:
+def place_caches(sharding: Sharding, caches: object, *, outside: bool = False) -> Any:
     """Return caches, or whatever else there is, with each device's heads of keys, values and states on it."""
     put = _put if outside else _constrain
     kinds = (KeyValueCache, RecurrentCache)
@@ -120,7 +120,7 @@ def _sequence(sharding: Sharding, array: Any, *, must_divide: bool) -> Any:
     return _put(sharding, array, *cuts)
 
 
-def _cut_tokens(sharding: Sharding, array: Any) -> Any:
+def _cut_tokens(sharding: Sharding, array: object) -> Any:
     """Return an output ``(..., T, D)`` cut by tokens."""
     if not isinstance(array, Array) or array.ndim < 2:
         return array
@@ -131,20 +131,20 @@ def _cut_tokens(sharding: Sharding, array: Any) -> Any:
     return jax.lax.with_sharding_constraint(array, sharding.of(*cuts))
 
 
-def _whole(sharding: Sharding, value: Any) -> Any:
+def _whole(sharding: Sharding, value: object) -> Any:
     if isinstance(value, Mask):
         return value.with_arrays(lambda array: _whole(sharding, array))
     return _put(sharding, value) if isinstance(value, Array) else value
 
 
-def _is_array(array: Any) -> bool:
+def _is_array(array: object) -> bool:
     """Whether it is an array that JAX holds as it is."""
     return isinstance(array, Array) or (
         isinstance(array, np.ndarray) and jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
     )
 
 
-def _put(sharding: Sharding, array: Any, *cuts: Any) -> Any:
+def _put(sharding: Sharding, array: Array, *cuts: str | None) -> Array:
     """Return an array on the mesh as it was given."""
     target = sharding.outside(sharding.of(*cuts), array.ndim)
     if sharding.is_explicit and is_tracing():
@@ -155,7 +155,7 @@ def _put(sharding: Sharding, array: Any, *cuts: Any) -> Any:
     return jax.device_put(array, target)
 
 
-def _constrain(sharding: Sharding, array: Any, *cuts: Any) -> Any:
+def _constrain(sharding: Sharding, array: Array, *cuts: str | None) -> Array:
     """Return an array on the mesh as XLA sees it."""
     target = sharding.of(*cuts)
     if isinstance(array, jax.core.Tracer):

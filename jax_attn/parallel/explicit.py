@@ -23,7 +23,9 @@ from ..decoding.recurrent_cache import RecurrentCache
 from .sharding import Sharding
 
 
-def call(kind: type[nnx.Module], module: Any, arguments: Mapping[str, Any], leave: Callable[[Any], Any]) -> Any:
+def call(
+    kind: type[nnx.Module], module: nnx.Module, arguments: Mapping[str, object], leave: Callable[[Any], Any]
+) -> Any:
     """Return the result of the class's own ``__call__``, sharded over the mesh as given.
 
     Args:
@@ -41,7 +43,7 @@ def call(kind: type[nnx.Module], module: Any, arguments: Mapping[str, Any], leav
     arrays = {number: leaf for number, leaf in enumerate(leaves) if hasattr(leaf, "dtype")}
     held = {name: arrays_of for name, (_, arrays_of) in masks.items()}
 
-    def body(values: Any, arrays: Any, held: Any) -> Any:
+    def body(values: Any, arrays: dict[int, Array], held: Any) -> Any:
         inside = nnx.merge(graph, nnx.from_flat_state(values))
         given = jax.tree.unflatten(structure, [arrays.get(number, leaf) for number, leaf in enumerate(leaves)])
         for name, (mask, _) in masks.items():
@@ -62,11 +64,11 @@ def _in_place(arrays: tuple[Array, ...], place: Any) -> Array:
     return arrays[place.number]
 
 
-def generating(method: Callable[..., Any]) -> Callable[..., Any]:
+def generating(method: Callable[..., object]) -> Callable[..., object]:
     """Return a method that compiles its own programs, and so runs as a whole where XLA shards arrays automatically."""
 
     @functools.wraps(method)
-    def run(self: Any, *arguments: Any, **options: Any) -> Any:
+    def run(self: nnx.Module, *arguments: object, **options: object) -> object:
         sharding: Sharding = self.sharding
         if not sharding.is_explicit:
             return method(self, *arguments, **options)
@@ -86,7 +88,7 @@ def generating(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _moved(array: Any, mesh: Mesh) -> Any:
+def _moved(array: object, mesh: Mesh) -> Any:
     """Return an array that devices share as one of the same devices, on axes of another type; all else as it is."""
     if not isinstance(array, Array) or not isinstance(array.sharding, NamedSharding):
         return array

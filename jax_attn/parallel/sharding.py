@@ -46,7 +46,7 @@ class Sharding:
         """Whether shardings are part of the types of arrays outside of a call."""
         return AxisType.Explicit in self.given.axis_types
 
-    def __deepcopy__(self, memo: Any) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Return itself: a copy of a module is on the same devices."""
         return self
 

@@ -96,7 +96,7 @@ class Part:
         many = self.query.shape[1] * self.key.shape[1] >= SMALL_BLOCK * SMALL_BLOCK
         return many and not self.return_weights and (named is None or hasattr(named, "attend_with_lse"))
 
-    def _at(self, start: Any) -> Any:
+    def _at(self, start: Array | int) -> Any:
         """Like `attend`, for queries whose first position is known only at run time."""
         assert self.mask is not None
         rows = start + jnp.arange(self.query.shape[1])[:, None]
