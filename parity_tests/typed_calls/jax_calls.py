@@ -10,7 +10,7 @@ from attn_bridge.specs import DecoderConfig, EncoderDecoderConfig
 from jax_attn.decoding.cache import KeyValueCache
 from jax_attn.decoding.recurrent_cache import RecurrentCache
 
-Cached = KeyValueCache | RecurrentCache
+Cached = KeyValueCache | RecurrentCache | tuple[KeyValueCache, RecurrentCache] | tuple[()]
 
 
 def without_a_cache(layer: jax_attn.MultiHeadAttention, x: Array, flag: bool) -> None:

@@ -9,7 +9,7 @@ from attn_bridge.specs import DecoderConfig, EncoderDecoderConfig
 from torch_attn.decoding.cache import KeyValueCache
 from torch_attn.decoding.recurrent_cache import RecurrentCache
 
-Cached = KeyValueCache | RecurrentCache
+Cached = KeyValueCache | RecurrentCache | tuple[KeyValueCache, RecurrentCache] | tuple[()]
 
 
 def without_a_cache(layer: torch_attn.MultiHeadAttention, x: Tensor, flag: bool) -> None:
