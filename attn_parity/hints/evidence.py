@@ -92,7 +92,7 @@ def hint_for(
         whole = getattr(evidence, "whole", None)
         text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
         if not text or text == relation(evidence, names, (positions,)):
-            text = probe() or getattr(evidence, "changes", str)() or text
+            text = probe() or ("" if causes else getattr(evidence, "changes", str)()) or text
         is_norm = any(setting.startswith(("eps is ", "num_groups is ")) for setting in causes)
         # Formulas of two norms say nothing more than their settings.
         causes += [text] if text and not (is_norm and text == relation(evidence, names, (norms,))) else []
