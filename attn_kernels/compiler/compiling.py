@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -41,7 +40,7 @@ def address_of(written: ir.Module, name: str) -> int:
     return address
 
 
-def machine_for(processor: str, features: str = "", *, jit: bool = False) -> Any:
+def machine_for(processor: str, features: str = "", *, jit: bool = False) -> object:
     """Return LLVM's target machine for a processor by its LLVM name, for code in memory or in files."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -55,7 +54,7 @@ def machine_for(processor: str, features: str = "", *, jit: bool = False) -> Any
     )
 
 
-def optimized(written: ir.Module, machine: object) -> Any:
+def optimized(written: ir.Module, machine: object) -> object:
     """Return a module optimised by LLVM for a machine.
 
     Raises:
@@ -70,5 +69,5 @@ def optimized(written: ir.Module, machine: object) -> Any:
     return parsed
 
 
-_ALIVE: list[Any] = []
+_ALIVE: list[object] = []
 """Engines that own machine code, kept alive since XLA may call it until the process ends."""

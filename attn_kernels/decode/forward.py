@@ -8,7 +8,7 @@ largest score it saw, that score, and the sum of its weights (Flash-Decoding).
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .. import words
 from ..compiler.language import WORD, Array, Code, Value
@@ -79,7 +79,7 @@ def _group(job: Array, sizes: Sizes) -> _Group:
     return _Group(heads, heads * sizes.queries)
 
 
-def _counts(job: Array) -> list[Any]:
+def _counts(job: Array) -> list[object]:
     sizes = sizes_of(job)
     rows = _group(job, sizes).rows
     return [

@@ -7,8 +7,6 @@ common part of the keys.
 
 from __future__ import annotations
 
-from typing import Any
-
 from .. import words
 from ..compiler.language import Array, Code, Value
 from ..vectors.memory import fill
@@ -37,7 +35,7 @@ def _products(job: Array) -> type[plain.Backward] | type[paired.PairedBackward]:
     return paired.PairedBackward if job.code.module.pairs else plain.Backward
 
 
-def _counts(job: Array) -> list[Any]:
+def _counts(job: Array) -> list[object]:
     of, keys = _products(job), job[words.KEYS]
     return [
         of.rows(keys) * QUERIES,

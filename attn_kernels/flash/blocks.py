@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llvmlite import ir
 
@@ -77,7 +77,7 @@ def float_in(job: Array, word: int) -> Value:
     return Value(job.code, job.code.builder.fptrunc(job[word].bits_as(ir.DoubleType()).ir, FLOAT))
 
 
-def partition(code: Code, memory: object, counts: list[Any]) -> list[Array]:
+def partition(code: Code, memory: object, counts: list[object]) -> list[Array]:
     """Return arrays of `counts` numbers in a block of memory, each aligned to a cache line."""
     arrays, end = [], code.value(memory)
     for count in counts:
@@ -86,7 +86,7 @@ def partition(code: Code, memory: object, counts: list[Any]) -> list[Array]:
     return arrays
 
 
-def room_for(code: Code, counts: list[Any]) -> Value:
+def room_for(code: Code, counts: list[object]) -> Value:
     """Return the bytes that hold arrays of `counts` numbers each, at any alignment of the block."""
     last = partition(code, _LINE, counts)[-1]
     return last.at(last.count)

@@ -37,7 +37,7 @@ def _products(job: Array) -> type[plain.Forward] | type[paired.PairedForward]:
     return paired.PairedForward if job.code.module.pairs else plain.Forward
 
 
-def _counts(job: Array) -> list[Any]:
+def _counts(job: Array) -> list[object]:
     common = [(KEYS + 2 * ROWS) * QUERIES, KEYS * QUERIES, QUERIES, QUERIES, QUERIES, 2 * QUERIES]
     return [*common, *_products(job).counts(job)]
 

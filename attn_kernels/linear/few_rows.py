@@ -5,8 +5,6 @@ A task processes neighbouring lines of the matrix, which it reads in memory orde
 
 from __future__ import annotations
 
-from typing import Any
-
 from .. import words
 from ..compiler.language import Array, Code, Value
 from ..compiler.processor import LANES
@@ -41,7 +39,7 @@ def shared(job: Array, sequences: Value) -> Value:
     return 4 * job[words.PARTS] * job[words.QUERIES] * job[words.VALUE_DEPTH] + 64
 
 
-def _counts(job: Array) -> list[Any]:
+def _counts(job: Array) -> list[object]:
     return [job[words.QUERIES] * BLOCK, job[words.QUERIES]]
 
 

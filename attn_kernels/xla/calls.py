@@ -43,7 +43,7 @@ def forward(dtype: str | None = None) -> Any:
     return _of_dtype(flash_forward, dtype)
 
 
-def backward(dtype: str | None = None) -> Any:
+def backward(dtype: str | None = None) -> object:
     """Return the function that XLA calls for the gradients of attention, compiled for arrays of one dtype or of all."""
     return _of_dtype(flash_backward, dtype)
 
@@ -58,7 +58,7 @@ def decode(dtype: str) -> Any:
     return _of_dtype(flash_decode, dtype)
 
 
-def few_rows(dtype: str) -> Any:
+def few_rows(dtype: str) -> object:
     """Return the function that XLA calls for the product of a few rows and a matrix, compiled for a dtype."""
     return _of_dtype(few_rows_kernel, dtype)
 
@@ -67,14 +67,14 @@ _COMPILING = threading.Lock()
 """Threads that begin together would each compile."""
 
 
-def _of_dtype(kernel: object, dtype: str | None) -> Any:
+def _of_dtype(kernel: object, dtype: str | None) -> object:
     kind = None if dtype is None else words.KINDS[dtype]
     with _COMPILING:
         return _compiled(kernel, kind, paired.instructions(kernel, kind))
 
 
 @functools.cache
-def _compiled(kernel: Any, kind: int | None, pairs: str | None) -> Any:
+def _compiled(kernel: Any, kind: int | None, pairs: str | None) -> object:
     constants = None if kind is None else {words.KIND: kind}
     module = compiling.module(kernel.NAME, constants, unrolls=kernel.UNROLLS, pairs=pairs)
     worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
