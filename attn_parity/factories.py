@@ -223,7 +223,7 @@ def load(name: str, what: str = "factory") -> Factory:
     path = Path(where)
     is_file = path.suffix == ".py" or os.sep in where or path.is_file()
     module, root = _import_file(path, where) if is_file else _import_module(where)
-    target: Any = module
+    target: object = module
     for part in attribute.split("."):
         if not hasattr(target, part):
             raise ValueError(f"{where} has no {attribute}{_offered(_public(target), part)}")

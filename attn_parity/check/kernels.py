@@ -234,7 +234,9 @@ def _run_in(
 ) -> Runs:
     backend, functional = backends.load(framework), backends.load(framework, "functional")
 
-    def attend(_: object, query: object, key: object, value: object, padding: object = None, **operands: object) -> Any:
+    def attend(
+        _: object, query: object, key: object, value: object, padding: object = None, **operands: object
+    ) -> object:
         mask = case.mask.restrict(padding)
         options = {**operands, **case.options}
         return functional.dot_product_attention(query, key, value, mask=mask, implementation=name, **options)

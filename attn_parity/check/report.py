@@ -185,7 +185,7 @@ def _used(cell: Cell, tensor: TensorVerdict) -> float:
     return (tensor.first_used if cell.what.startswith("torch") else tensor.second_used) or 0.0
 
 
-def _finite(value: object) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     return None if isinstance(value, float) and not abs(value) < float("inf") else value

@@ -258,7 +258,7 @@ def _twin(framework: backends.Framework, row: CheckRow, dtype: str) -> _Twin:
     """Return a twin; layers of one size share compiled code (each thread keeps its last twin of a precision)."""
     arguments = tuple(row.case.arguments(row.variant).items())
     key = (row.variant.name, arguments, row.returns_weights)
-    twins: dict[Any, tuple[Any, _Twin]] = _last.__dict__
+    twins: dict[Any, tuple[object, _Twin]] = _last.__dict__
     if twins.get(f"{framework} {dtype}", ((),))[0] != key:
         twins[f"{framework} {dtype}"] = (key, _Twin(framework, row, dtype))
     return twins[f"{framework} {dtype}"][1]

@@ -409,7 +409,7 @@ def _bits(array: Array) -> Array:
 # ---- arguments
 
 
-def uncompiled(module: Any) -> Any:
+def uncompiled(module: Any) -> object:
     """Return the module inside a wrapper of torch.compile; `modes` alone decides on compilation."""
     return module._orig_mod if type(module).__name__ == "OptimizedModule" else module
 

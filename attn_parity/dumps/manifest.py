@@ -184,7 +184,7 @@ def _check(manifest: DumpManifest) -> None:
     Pairing(tuple(manifest.pairing))
 
 
-def match_data(match: Match) -> dict[str, Any]:
+def match_data(match: Match) -> dict[str, object]:
     """Return a pair of parameters as JSON-ready data."""
 
     def tensor(part: Tensor) -> dict[str, Any]:
@@ -290,7 +290,7 @@ def _one_of(*choices: str) -> Callable[[Any], Any]:
 
 
 def _list(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    def read_all(value: object) -> list[Any]:
+    def read_all(value: object) -> list[object]:
         if not isinstance(value, list):
             raise TypeError("no list")
         return [read(one) for one in value]
@@ -299,7 +299,7 @@ def _list(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
 
 
 def _dict(read: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
-    def read_all(value: object) -> dict[str, Any]:
+    def read_all(value: object) -> dict[str, object]:
         if not isinstance(value, dict):
             raise TypeError("no object")
         return {_text_of(key): read(one) for key, one in value.items()}

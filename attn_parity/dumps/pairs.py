@@ -52,7 +52,7 @@ def alone(subject: Any, inputs: Any) -> Pair:
     )
 
 
-def beside(subject: Any, inputs: Any, like: Dump) -> Pair:
+def beside(subject: Any, inputs: object, like: Dump) -> Pair:
     """Return the pair of another side's dump and a subject; the parameters are yet to be paired."""
     notes: list[str] = []
     own: Arrays = subject.weights()

@@ -162,7 +162,7 @@ def _same(left: object, right: object) -> bool:
     return bool(left == right)
 
 
-def _all_ones(value: object) -> Any:
+def _all_ones(value: object) -> object:
     """Return None, which Flax takes for 1, as 1."""
     return 1 if value is None else value
 
@@ -180,7 +180,7 @@ def _same_pairs(left: Any, right: Any) -> bool:
     return len(left) == len(right) and all(tuple(a) == tuple(b) for a, b in zip(left, right, strict=True))
 
 
-def _padding(value: object, settings: Mapping[str, object], other: Mapping[str, object]) -> Any:
+def _padding(value: object, settings: Mapping[str, object], other: Mapping[str, object]) -> object:
     """Return a padding as (before, behind) per axis, or as a name where that depends on the input's size."""
     if isinstance(value, (int, float)):
         return ((int(value), int(value)),)
@@ -204,7 +204,7 @@ def _kind_of_gelu(value: object) -> str:
     return {"none": "erf", "tanh": "tanh", "True": "tanh", "False": "erf"}.get(str(value), str(value))
 
 
-def _tuples(value: object) -> Any:
+def _tuples(value: object) -> object:
     """Return lists, as JSON has them, as tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
 

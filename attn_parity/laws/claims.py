@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from ..sides.dtypes import is_float
 from .side import OneSide
@@ -50,7 +49,7 @@ def claims_causality(side: OneSide) -> str:
 
 def _by_config(root: object) -> str:
     config = getattr(root, "config", None)
-    mask: Any = getattr(config, "mask", None)
+    mask: object = getattr(config, "mask", None)
     if type(mask).__module__.startswith("attn_bridge.") and hasattr(mask, "visibility"):
         # The second of two tokens may see the first, and the first must not see the second.
         sees = mask.visibility(range(1), range(1, 2))

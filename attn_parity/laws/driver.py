@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 
@@ -46,8 +45,8 @@ _FUNCTIONS: dict[str, Callable[[OneSide, Axes], LawResult]] = {
 
 
 def laws(
-    module: Any,
-    inputs: Any,
+    module: object,
+    inputs: object,
     *,
     only: Iterable[str] | str = (),
     output: str | None = None,

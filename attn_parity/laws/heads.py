@@ -166,7 +166,7 @@ def _attention(
     return _Attention(path, heads, groups, tuple(query.values()), key_value, matrix, fused, first)
 
 
-def _permuted(weights: Arrays, attention: _Attention, order: Array) -> Iterator[dict[str, Any]]:
+def _permuted(weights: Arrays, attention: _Attention, order: Array) -> Iterator[dict[str, object]]:
     """Yield the weights with key/value heads in an order, for each way in which the channels of heads may follow."""
     size = attention.heads // attention.groups
     query_order = (order[:, None] * size + np.arange(size)).reshape(-1)
@@ -176,7 +176,7 @@ def _permuted(weights: Arrays, attention: _Attention, order: Array) -> Iterator[
     # which changes nothing whatever the heads are; and heads of every h-th channel then pass as blocks do.
     ways += [(False, False)] if width % attention.heads and size == 1 else []
     for is_block, is_joint in ways:
-        changed: dict[str, Any] = {}
+        changed: dict[str, object] = {}
         try:
             for names, some in ((attention.query, query_order), (attention.key_value, order)):
                 for name in names:

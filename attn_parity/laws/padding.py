@@ -189,7 +189,7 @@ class _Padded:
         real = self._rows(self._kept(self.side.outputs(self._call(keywords)), axes, kept), axes)
         return self.side.gap(self._rows(_with_tokens(short, axes), axes), real, names)
 
-    def _call(self, keywords: dict[str, Any]) -> Arguments:
+    def _call(self, keywords: dict[str, object]) -> Arguments:
         return self.side.called_with(keywords, self.batch.call)
 
     def _cut(self, kept: range) -> Arguments:

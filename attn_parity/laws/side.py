@@ -163,11 +163,11 @@ class OneSide:
         """Name -> value of the arguments of the call."""
         return self.given_in(self.call)
 
-    def given_in(self, call: Arguments) -> dict[str, Any]:
+    def given_in(self, call: Arguments) -> dict[str, object]:
         """Return name -> value of the arguments of a call."""
         return dict(zip(self.names, call.args, strict=False)) | dict(call.kwargs)
 
-    def called_with(self, values: dict[str, Any], call: Arguments | None = None) -> Arguments:
+    def called_with(self, values: dict[str, object], call: Arguments | None = None) -> Arguments:
         """Return the call with other values of some arguments, by position where they are given by position."""
         call = self.call if call is None else call
         names = self.names[: len(call.args)]

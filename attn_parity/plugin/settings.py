@@ -130,7 +130,7 @@ SETTINGS = pytest.StashKey[Settings]()
 """Where a run keeps its settings."""
 
 
-def _checked(name: str, value: Any, label: str) -> Any:
+def _checked(name: str, value: Any, label: str) -> object:
     """Return a setting's value in normal form.
 
     Raises:
@@ -185,13 +185,13 @@ def _folder(label: str, value: str | None, base: Path) -> Path | None:
     return path
 
 
-def read_markers(node: Any) -> dict[str, Any]:
+def read_markers(node: Any) -> dict[str, object]:
     """Return the settings from the markers of a test; the nearest marker wins."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     for marker in node.iter_markers("parity"):
         if marker.args:
             raise ValueError(f"the marker parity takes keywords only, got {marker.args[0]!r}")
-        of_marker: dict[str, Any] = {}
+        of_marker: dict[str, object] = {}
         for name, value in marker.kwargs.items():
             several = next((plural for plural, one in AXES.items() if one == name), None)
             if name not in {*AXES, *WHOLE, *PASSED_ON} and several is None:

@@ -27,7 +27,7 @@ def hand_over(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
     if FOUND not in item.stash:
         return
     findings = item.stash[FOUND]
-    handed: dict[str, Any] = {"found": list(findings)}
+    handed: dict[str, object] = {"found": list(findings)}
     findings.clear()
     error = _mismatch(call)
     if error is not None and call.excinfo is not None:

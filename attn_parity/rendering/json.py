@@ -40,7 +40,7 @@ def as_json(report: Report | TrainingReport, path: str | Path | None = None) -> 
         ValueError: the file cannot be written.
     """
     target = files.checked(path)
-    data: dict[str, Any] = {"schema": SCHEMA, "passed": report.passed, "summary": report.summary()}
+    data: dict[str, object] = {"schema": SCHEMA, "passed": report.passed, "summary": report.summary()}
     for field in dataclasses.fields(report):
         if field.name != "pictures":
             data[field.name] = _plain(getattr(report, field.name))

@@ -75,7 +75,7 @@ class Switch:
 
     name: str
     meaning: str
-    safe: Any
+    safe: object
     read: Callable[[], Any]
     hold: Callable[[Any], AbstractContextManager[None]] | None = None
     by_hand: str = ""

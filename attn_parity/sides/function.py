@@ -144,13 +144,13 @@ def _library(value: object) -> Framework | None:
     return next((_LIBRARIES[top] for one in homes if one and (top := str(one).partition(".")[0]) in _LIBRARIES), None)
 
 
-def _wrapped(value: object) -> Any:
+def _wrapped(value: object) -> object:
     """Return the function inside a partial, a bound method or a decorated function (jax.jit, torch.compile)."""
     names = ("__wrapped__", "__func__", *(("func",) if isinstance(value, functools.partial) else ()))
     return next((inner for name in names if (inner := getattr(value, name, None)) is not None), None)
 
 
-def _used_by(value: Any) -> Iterator[Any]:
+def _used_by(value: Any) -> Iterator[object]:
     """Yield the functions, classes and modules that the code of a function names."""
     inner = _wrapped(value)
     if inner is not None:
@@ -180,7 +180,7 @@ def _used_by(value: Any) -> Iterator[Any]:
             yield types.ModuleType(name)
 
 
-def _called(value: object) -> Iterator[Any]:
+def _called(value: object) -> Iterator[object]:
     if callable(value) or isinstance(value, types.ModuleType) or _library(value) is not None:
         yield value
 

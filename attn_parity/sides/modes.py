@@ -17,7 +17,7 @@ IN_TRAIN_MODE = {"train": True, "training": True, "is_training": True, "is_train
 """Name of an argument -> its value in train mode."""
 
 
-def mode_arguments(call: Callable[..., Any]) -> dict[str, bool]:
+def mode_arguments(call: Callable[..., object]) -> dict[str, bool]:
     """Return name -> default of the arguments of a function that switch modes and are bools by default."""
     try:
         parameters = inspect.signature(call).parameters.values()
@@ -31,7 +31,7 @@ def mode_arguments(call: Callable[..., Any]) -> dict[str, bool]:
     }
 
 
-def given_modes(arguments: Arguments, names: Sequence[str], defaults: Mapping[str, bool]) -> dict[str, Any]:
+def given_modes(arguments: Arguments, names: Sequence[str], defaults: Mapping[str, bool]) -> dict[str, object]:
     """Return name -> value of the arguments that switch modes in a call.
 
     Args:

@@ -40,7 +40,7 @@ class _Patch:
         original, thread_state = self.original, self.here
 
         @functools.wraps(original)
-        def dispatch(*args: object, **kwargs: object) -> Any:
+        def dispatch(*args: object, **kwargs: object) -> object:
             stack = getattr(thread_state, "stack", None)
             return (stack[-1] if stack else original)(*args, **kwargs)
 
@@ -89,7 +89,7 @@ def replaced(home: object, name: str, build: Callable[[Callable[..., Any]], Call
                     del _INSTALLED[key]
 
 
-def original(home: object, name: str) -> Any:
+def original(home: object, name: str) -> object:
     """Return the library's own function, replaced or not."""
     with _LOCK:
         patch = _INSTALLED.get((id(home), name))

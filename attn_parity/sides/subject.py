@@ -32,7 +32,7 @@ class ModuleFailedError(ValueError):
     """The user's module, or its return value, cannot be compared; the message is one line."""
 
 
-def flatten(tree: object, is_leaf: Callable[[Any], bool], path: str = "") -> list[tuple[str, Any]]:
+def flatten(tree: object, is_leaf: Callable[[object], bool], path: str = "") -> list[tuple[str, Any]]:
     """Return ``(path, leaf)`` of every leaf in tuples, lists, mappings and dataclasses; None holds nothing.
 
     Mappings are walked in the order of their sorted keys, as JAX does, so that two that hold the same are walked alike.
@@ -42,7 +42,7 @@ def flatten(tree: object, is_leaf: Callable[[Any], bool], path: str = "") -> lis
     return [leaf for key, child in _children(tree) for leaf in flatten(child, is_leaf, path + key)]
 
 
-def plain_values(tree: object) -> dict[str, Any]:
+def plain_values(tree: object) -> dict[str, object]:
     """Return path -> value of the Python numbers, bools and strings that a call returned."""
     return dict(flatten(tree, lambda value: isinstance(value, (bool, int, float, complex, str))))
 
@@ -109,7 +109,7 @@ def replace(tree: object, is_leaf: Callable[[Any], bool], leaves: Sequence[objec
     return walk(tree)
 
 
-def _like_mapping(node: Any, changed: dict[Any, Any]) -> Any:
+def _like_mapping(node: Any, changed: dict[Any, Any]) -> object:
     try:
         return type(node)(changed)
     except TypeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..adapters import load_adapter
 from ..pairing import Match
@@ -12,7 +11,7 @@ from .stepping import Hyperparameters
 
 def optimizers_of(
     optimizer: str | tuple[object, object], lr: float, matches: Sequence[Match]
-) -> tuple[tuple[Any, Any], list[str]]:
+) -> tuple[tuple[object, object], list[str]]:
     """Return both sides' optimizers, and how they were reconciled.
 
     Args:

@@ -38,7 +38,7 @@ class Twin:
         config = self.config.replace(blocks=(), vocab_size=rows)
         return self._part("DecoderModel", config, "", (self.config.vocab_size, rows), numbered)
 
-    def _part(self, kind: str, config: object, prefix: str, rows: tuple[int, int] | None, numbered: bool) -> Any:
+    def _part(self, kind: str, config: object, prefix: str, rows: tuple[int, int] | None, numbered: bool) -> object:
         dtype = "float64" if numbered else self.dtype
         with self.backend.precision(dtype):
             module = self.backend.build_blank(kind, config, dtype)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -128,7 +128,7 @@ class _Walk:
         self.theirs = None
         self.notes.append(f"{error}: the torch twin alone is the measure")
 
-    def _make(self, size: int, make: Callable[[Maker], Any]) -> dict[str, Any]:
+    def _make(self, size: int, make: Callable[[Maker], object]) -> dict[str, object]:
         """Return a part of some size of each side that judges it."""
         try:
             return {side.name: make(side) for side in self._sides(size)}
@@ -207,7 +207,9 @@ class _Walk:
         if self.progress is not None:
             self.progress(name, len(self.parts), len(self.names))
 
-    def _judge(self, name: str, make: Callable[..., Any], made: dict[str, Any], inputs: Array, block: object) -> None:
+    def _judge(
+        self, name: str, make: Callable[..., object], made: dict[str, object], inputs: Array, block: object
+    ) -> None:
         """Judge a part by each available pair of sides."""
         self._tell(name)
         begin = time.perf_counter()
@@ -232,7 +234,7 @@ class _Walk:
             decoded = decoding.judge(made["torch"], made["flax"], inputs, self.dtype)
         self.parts.append(PartVerdict.of(name, pairs, decoded, time.perf_counter() - begin))
 
-    def _pairing(self, make: Callable[..., Any], side: Maker, made: dict[str, Any]) -> Pairing | None:
+    def _pairing(self, make: Callable[..., object], side: Maker, made: dict[str, object]) -> Pairing | None:
         """Return which parameter of `transformers`' part is which of ours, as both read a checkpoint."""
         first, second = subject_of(made[side.name]), subject_of(made["flax"])
         size = sum(math.prod(one.shape) for one in first.parameters().values())

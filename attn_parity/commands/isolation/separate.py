@@ -56,7 +56,7 @@ def run_separately(
         return replay.compare_dumps(ours, theirs, rules=rules, command=command)
 
 
-def _dump(side: str, python: str | None, factory: str, out: Path, options: Mapping[str, Any]) -> None:
+def _dump(side: str, python: str | None, factory: str, out: Path, options: Mapping[str, object]) -> None:
     program = sys.executable if python is None else shutil.which(python)
     if program is None:
         raise ValueError(f"--{side}-python {python} is no program")
