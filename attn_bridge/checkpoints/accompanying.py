@@ -106,7 +106,7 @@ def accompany(
     copy(reader.path, plan.files, payload)
 
 
-def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, Any]]:
+def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, object]]:
     """Return the manifest entries of the quantised tensors that were read."""
     names = [name for one in reader.quantised.values() for name in (one.numbers, *one.others)]
     infos = [reader.originals.tensors[name] for name in names]

@@ -57,12 +57,12 @@ def beside(path: Path) -> dict[str, Any]:
     return {} if file is None else _read_object(file)
 
 
-def of_reader(reader: Reader) -> dict[str, Any]:
+def of_reader(reader: Reader) -> dict[str, object]:
     """Return the config.json of an open checkpoint: the one in its container, or that of its folder."""
     return beside(reader.path) if reader.config is None else dict(reader.config)
 
 
-def checked_of(reader: Reader) -> dict[str, Any]:
+def checked_of(reader: Reader) -> dict[str, object]:
     """Return the result of `of_reader` after a check that its sizes can be those of a model.
 
     Raises:
@@ -86,7 +86,7 @@ def _file_beside(path: Path) -> Path | None:
     return next((folder / name for name in (CONFIG, PARAMS) if is_there(folder / name)), None)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, object]:
     try:
         if not path.is_file():  # a pipe would be waited for, a device read without end
             raise ValueError("it is no file")
@@ -116,7 +116,7 @@ def read_config(model: str, folder: Path) -> Any:
     return config
 
 
-def _config_for(model: str, path: Path, config: dict[str, Any]) -> Any:
+def _config_for(model: str, path: Path, config: dict[str, object]) -> object:
     kind = config.get("model_type")
     if kind == OWN + model and model in _WHOLE:
         return _own_whole(model, path, config)
@@ -139,7 +139,7 @@ def _config_for(model: str, path: Path, config: dict[str, Any]) -> Any:
     raise CheckpointError(f"{path}: model_type must be {model_types} for {model}, got {printable(repr(kind))}")
 
 
-def _of_original(path: Path, config: Mapping[str, object]) -> dict[str, Any] | None:
+def _of_original(path: Path, config: Mapping[str, object]) -> dict[str, object] | None:
     """Return the config in the form of `transformers` for an original and its weights; None for any other config."""
     transformers_config = originals.to_transformers(config)
     if transformers_config is None:
@@ -217,14 +217,14 @@ _WHOLE: dict[str, tuple[type[ModelConfig], Callable[[Path, Mapping[str, Any]], M
 """Composite model -> its config class, and the function that builds that config from one of `transformers`."""
 
 
-def _own_whole(model: str, path: Path, config: Mapping[str, object]) -> Any:
+def _own_whole(model: str, path: Path, config: Mapping[str, object]) -> object:
     try:
         return _read_whole(_WHOLE[model][0], config)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _of_gpt2(path: Path, config: Mapping[str, object]) -> dict[str, Any]:
+def _of_gpt2(path: Path, config: Mapping[str, object]) -> dict[str, object]:
     """Return the book's config for a ``GPT2Config``."""
     width = config.get("n_embd")
     fixed = {
@@ -312,7 +312,7 @@ KEPT = (
 """Keys that do not change a model's computation; they are copied when its config is rewritten."""
 
 
-def as_transformers(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> Mapping[str, Any] | None:
+def as_transformers(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> Mapping[str, object] | None:
     """Return the config of an original in the form of `transformers`; one of `transformers` unchanged; otherwise None.
 
     Args:
@@ -327,7 +327,7 @@ def as_transformers(config: Mapping[str, object], shapes: Mapping[str, Shape]) -
 
 def of_target(
     config: Mapping[str, object], layout: Layout, shapes: Mapping[str, Shape], *, is_needed: bool = True
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """Return the config.json for weights in a layout, made from that of their source.
 
     Args:
@@ -367,14 +367,14 @@ def of_target(
         raise CheckpointError(str(error) if is_clear else f"{CONFIG}: {error}") from None
 
 
-def _rewritten(theirs: Mapping[str, object], layout: Layout, shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def _rewritten(theirs: Mapping[str, object], layout: Layout, shapes: Mapping[str, Shape]) -> dict[str, object]:
     """Return the config.json of a `transformers` model in the form of another family of a layout."""
     kind = str(theirs["model_type"])
     source = "" if kind in layout.model_types else kind
     return families.write_config(families.find_whole(theirs, shapes), layout, source)
 
 
-def _written_anew(model: str, config: Mapping[str, object], layout: Layout) -> dict[str, Any]:
+def _written_anew(model: str, config: Mapping[str, object], layout: Layout) -> dict[str, object]:
     """Return the config of one of our models in the form of the layout's library; {} if it has no such model."""
     if model not in OWN_MODELS:
         return {}
@@ -383,7 +383,7 @@ def _written_anew(model: str, config: Mapping[str, object], layout: Layout) -> d
     return {} if written is None else _with_kept(written, config)
 
 
-def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+def _with_kept(written: Mapping[str, Any], source: Mapping[str, object]) -> dict[str, object]:
     """Return a config with the copied keys (`KEPT`), except a number of positions that would change the model."""
     config = {**written, **{key: source[key] for key in KEPT if source.get(key) is not None}}
     family = families.FAMILIES.get(written["model_type"])
@@ -392,7 +392,7 @@ def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[st
     return {**config, POSITIONS: written[POSITIONS]}
 
 
-def of_text(config: Mapping[str, object]) -> dict[str, Any]:
+def of_text(config: Mapping[str, object]) -> dict[str, object]:
     """Return the config.json of the text model in a multimodal config; any other config unchanged."""
     text_config = multimodal.text_of(config)
     if text_config == config:
@@ -405,7 +405,7 @@ def of_text(config: Mapping[str, object]) -> dict[str, Any]:
     }
 
 
-def with_defaults(config: Mapping[str, object]) -> Mapping[str, Any]:
+def with_defaults(config: Mapping[str, object]) -> Mapping[str, object]:
     """Return a config of `transformers` with that library's defaults for missing keys, which settings need."""
     kind = config.get("model_type")
     family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
@@ -439,7 +439,7 @@ _SIZES = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_hea
 
 
 def finished(
-    config: dict[str, Any], source: Mapping[str, object], *, tied: bool, infos: Iterable[TensorInfo]
+    config: dict[str, object], source: Mapping[str, object], *, tied: bool, infos: Iterable[TensorInfo]
 ) -> dict[str, Any]:
     """Return a rewritten config completed from the weights: tied embeddings, and the dtype if no key names it.
 
@@ -467,7 +467,7 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 """Keys of a config.json for the weights' dtype: of `transformers` since 4.56, and before."""
 
 
-def with_dtype(config: Mapping[str, object], dtype: str, layout: str) -> dict[str, Any]:
+def with_dtype(config: Mapping[str, object], dtype: str, layout: str) -> dict[str, object]:
     """Return a config.json with the dtype of a conversion's cast; `transformers` 5 loads weights in that dtype.
 
     Args:
@@ -491,7 +491,7 @@ def _as_named(before: object, dtype: str) -> str:
     return f"torch.{dtype}" if isinstance(before, str) and before.startswith("torch.") else dtype
 
 
-def own_config(model: str, config: Any) -> dict[str, Any]:
+def own_config(model: str, config: Any) -> dict[str, object]:
     """Return the config.json of `save_pretrained`."""
     if model in _WHOLE:
         return {"model_type": OWN + model, "config": as_json.as_json(config)}

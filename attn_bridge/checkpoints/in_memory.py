@@ -90,7 +90,7 @@ def reader_of(source: PathLike | Arrays, options: ConvertOptions) -> GivenReader
         raise ValueError(f"{needed[0]} needs a source in files; this one is in memory")
     if isinstance(source, Mapping):
         return GivenReader(source)
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, object] = {}
     for pair in _pairs(source):
         name, array = pair
         if name in arrays:
@@ -99,7 +99,7 @@ def reader_of(source: PathLike | Arrays, options: ConvertOptions) -> GivenReader
     return GivenReader(arrays)
 
 
-def _pairs(source: object) -> Iterator[tuple[str, Any]]:
+def _pairs(source: object) -> Iterator[tuple[str, object]]:
     if not isinstance(source, Iterable):
         raise TypeError(f"source must be a path, a mapping of names to arrays or pairs, got {type(source).__name__}")
     for pair in source:

@@ -6,7 +6,7 @@ import json
 import shlex
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -134,7 +134,7 @@ def _draw(random: np.random.Generator, shapes: dict[str, tuple[int, ...]]) -> Ar
     return {name: random.normal(mean(name), 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def _save_model(folder: Path, config: dict[str, Any], arrays: Arrays) -> None:
+def _save_model(folder: Path, config: dict[str, object], arrays: Arrays) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     _save(arrays, folder / "model.safetensors")

@@ -10,7 +10,6 @@ import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -34,7 +33,7 @@ def check_writable(target: str, option: str = "--json") -> None:
         raise ValueError(f"{option} {path} cannot be written: permission denied")
 
 
-def write_json(data: dict[str, Any], target: str) -> None:
+def write_json(data: dict[str, object], target: str) -> None:
     """Write a report to a file, which is complete or absent, or to stdout for "-".
 
     Raises:

@@ -91,7 +91,7 @@ class Mask:
         """Return the same description with every array replaced by ``convert(array)``."""
         return self
 
-    def with_bool_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+    def with_bool_arrays(self, convert: Callable[[object], object]) -> Mask:
         """Return the same description with every array that `check_arrays` checks replaced by ``convert(array)``."""
         return self
 
@@ -148,7 +148,7 @@ class OfArrays(Mask):
     """Base of the masks of one or two array fields; equal by identity, or by value if the fields are placeholders."""
 
     @property
-    def _held(self) -> tuple[Any, ...]:
+    def _held(self) -> tuple[object, ...]:
         return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     def __eq__(self, other: object) -> bool:
@@ -182,7 +182,7 @@ class ArrayMask(OfArrays):
         """Check the array."""
         check(self.array)
 
-    def with_bool_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+    def with_bool_arrays(self, convert: Callable[[object], object]) -> Mask:
         """Return the mask of the converted array."""
         return ArrayMask(convert(self.array))
 
@@ -218,7 +218,7 @@ class Offset(Mask):
     def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
         return Offset(self.mask.with_arrays(convert), self.n, self.keys)
 
-    def with_bool_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+    def with_bool_arrays(self, convert: Callable[[object], object]) -> Mask:
         return Offset(self.mask.with_bool_arrays(convert), self.n, self.keys)
 
     def placed(self, queries: int, keys: int) -> Mask:
@@ -259,7 +259,7 @@ class Combined(Mask):
     def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
         return type(self)(tuple(part.with_arrays(convert) for part in self.parts))
 
-    def with_bool_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+    def with_bool_arrays(self, convert: Callable[[object], object]) -> Mask:
         return type(self)(tuple(part.with_bool_arrays(convert) for part in self.parts))
 
     def check_arrays(self, check: Callable[[Any], None]) -> None:
@@ -280,7 +280,7 @@ class Combined(Mask):
         return type(self)(tuple(part.picked(keys) for part in self.parts))
 
     @staticmethod
-    def _combine(first: object, second: object) -> Any:
+    def _combine(first: object, second: object) -> object:
         raise NotImplementedError
 
 
@@ -289,7 +289,7 @@ class AllOf(Combined):
     """Pairs that every part allows."""
 
     @staticmethod
-    def _combine(first: Any, second: Any) -> Any:
+    def _combine(first: Any, second: Any) -> object:
         return first & second
 
     def visibility(self, queries: range, keys: range) -> bool | None:
@@ -313,7 +313,7 @@ class AnyOf(Combined):
     """Pairs that any part allows."""
 
     @staticmethod
-    def _combine(first: Any, second: Any) -> Any:
+    def _combine(first: Any, second: Any) -> object:
         return first | second
 
     def visibility(self, queries: range, keys: range) -> bool | None:

@@ -57,8 +57,8 @@ class Documents(OfArrays):
 class Equal(OfArrays):
     """Numbers of the queries ``(B, 1, T, 1)`` and of the keys ``(B, 1, 1, S)``, which must be equal."""
 
-    of_queries: Any
-    of_keys: Any
+    of_queries: object
+    of_keys: object
 
     def allowed(self, query_positions: object, key_positions: object) -> Any:
         return self.of_queries == self.of_keys
@@ -112,7 +112,7 @@ def documents(ids: Any) -> Mask:
     return Documents(ids[None] if ids.ndim == 1 else ids)
 
 
-def _integers(name: str, value: object) -> Any:
+def _integers(name: str, value: object) -> object:
     array = value if hasattr(value, "dtype") else np.asarray(value)
     dtype = str(array.dtype).rpartition(".")[2]
     if not dtype.startswith(("int", "uint")):

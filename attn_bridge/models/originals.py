@@ -6,7 +6,6 @@ Meta's ``params.json`` (and Mistral's, which is like it), OpenAI's ``config.json
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ..weights.rows import Shape
 from . import book_models, layouts
@@ -17,7 +16,7 @@ UNKNOWN_VOCABULARY = -1
 """Placeholder in Meta's files for the tokenizer's size; `fitted` reads it off the weights."""
 
 
-def to_transformers(config: Mapping[str, object]) -> dict[str, Any] | None:
+def to_transformers(config: Mapping[str, object]) -> dict[str, object] | None:
     """Return the config of an original in the form of `transformers`; None for an unknown config.
 
     Args:
@@ -36,7 +35,7 @@ def to_transformers(config: Mapping[str, object]) -> dict[str, Any] | None:
     return book_models.to_transformers(config)
 
 
-def fitted(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def fitted(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> dict[str, object]:
     """Return the result of `to_transformers` completed from the weights: the vocabulary, and whether the head is tied.
 
     Args:
@@ -79,7 +78,7 @@ _OF_A_RUN = ("max_batch_size", "max_seq_len", "max_position_embeddings", "model_
 """Keys of the setup of a run, which do not change the model's computation."""
 
 
-def _meta(document: Mapping[str, object]) -> dict[str, Any]:
+def _meta(document: Mapping[str, object]) -> dict[str, object]:
     """Return the config of Llama, Mistral or Mixtral for a ``params.json``."""
     is_mistral = any(key in document for key in _MISTRAL)
     theta = 1e6 if is_mistral and document.get("sliding_window") is None else 1e4  # each as its own code has it
@@ -93,7 +92,7 @@ def _meta(document: Mapping[str, object]) -> dict[str, Any]:
     if "head_dim" not in config and width % heads:
         raise ValueError(f"dim ({width}) of params.json must be a multiple of n_heads ({heads})")
     is_known = config.get("vocab_size") != UNKNOWN_VOCABULARY
-    keys: dict[str, Any] = {
+    keys: dict[str, object] = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": check_size(config, "vocab_size") if is_known else UNKNOWN_VOCABULARY,
@@ -129,7 +128,7 @@ def _hidden_size(config: ConfigFile, width: int) -> int:
     return max(1, -(-hidden // multiple)) * multiple
 
 
-def _llama_context(config: ConfigFile, width: int) -> dict[str, Any]:
+def _llama_context(config: ConfigFile, width: int) -> dict[str, object]:
     """Return the context length of a Llama, and the scaling of its positions."""
     if not config.flag("use_scaled_rope"):
         return {"max_position_embeddings": _positions(config, 8192 if config.number("rope_theta") >= 5e5 else 4096)}
@@ -150,7 +149,7 @@ def _positions(config: ConfigFile, default: int) -> int:
     return check_size(config, key) if key in config else default
 
 
-def _experts(config: ConfigFile) -> dict[str, Any]:
+def _experts(config: ConfigFile) -> dict[str, object]:
     """Return the keys that a Mixtral has in addition to a Mistral."""
     experts = ConfigFile(config.mapping("moe"), "moe of params.json", {})
     keys = ("num_experts", "num_experts_per_tok")
@@ -169,7 +168,7 @@ _SIZES = (
     *("num_hidden_layers", "num_experts", "experts_per_token", "vocab_size", "hidden_size", "intermediate_size"),
     *("head_dim", "num_attention_heads", "num_key_value_heads"),
 )
-_GPT_OSS: dict[str, Any] = {
+_GPT_OSS: dict[str, object] = {
     "swiglu_limit": 7.0,
     "sliding_window": 128,
     "initial_context_length": 4096,
@@ -181,14 +180,14 @@ _GPT_OSS: dict[str, Any] = {
 """Defaults of OpenAI's code for missing keys."""
 
 
-def _openai(document: Mapping[str, object]) -> dict[str, Any]:
+def _openai(document: Mapping[str, object]) -> dict[str, object]:
     """Return the config of gpt-oss for OpenAI's ``config.json``."""
     config = ConfigFile(document, "OpenAI's config.json", _GPT_OSS)
     check_keys(config, _SIZES, (*_SIZES, *_GPT_OSS))
     layers_of(config, "num_hidden_layers")
     sizes = {key: check_size(config, key) for key in _SIZES}
     context, factor = check_size(config, "initial_context_length"), config.positive("rope_scaling_factor")
-    keys: dict[str, Any] = {
+    keys: dict[str, object] = {
         "model_type": "gpt_oss",
         "architectures": ["GptOssForCausalLM"],
         **{key: size for key, size in sizes.items() if "experts" not in key},

@@ -127,7 +127,7 @@ class Config:
         return construct
 
     @classmethod
-    def arguments_from(cls, sizes: Mapping[str, object]) -> dict[str, Any]:
+    def arguments_from(cls, sizes: Mapping[str, object]) -> dict[str, object]:
         """Pick from named sizes (``d_in``, ``num_heads``, ...) the arguments that this variant takes."""
         return {field.name: sizes[field.name] for field in dataclasses.fields(cls) if field.name in sizes}
 

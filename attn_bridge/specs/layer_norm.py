@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from ..validation import check_number
 from .base import LATER, Config, Parameter, Variant, vector
@@ -41,7 +40,7 @@ class LayerNormConfig(Config):
         return (vector("scale", self.emb_dim), *shift) if self.affine else ()
 
     @classmethod
-    def arguments_from(cls, sizes: Mapping[str, object]) -> dict[str, Any]:
+    def arguments_from(cls, sizes: Mapping[str, object]) -> dict[str, object]:
         """Take the width of the input as the width of the features."""
         names = ("eps", "affine", "bias", "unit_offset")
         return {"emb_dim": sizes["d_in"]} | {key: sizes[key] for key in names if key in sizes}

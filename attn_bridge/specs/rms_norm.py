@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from ..validation import check_number
 from .base import Config, Parameter, Variant, vector
@@ -33,7 +32,7 @@ class RMSNormConfig(Config):
         return (vector("scale", self.emb_dim),)
 
     @classmethod
-    def arguments_from(cls, sizes: Mapping[str, object]) -> dict[str, Any]:
+    def arguments_from(cls, sizes: Mapping[str, object]) -> dict[str, object]:
         """Take the width of the input as the width of the features."""
         return {"emb_dim": sizes["d_in"]} | {key: sizes[key] for key in ("eps", "unit_offset") if key in sizes}
 

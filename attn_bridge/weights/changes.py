@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -38,7 +37,7 @@ class Change:
         with np.errstate(all="ignore"):
             return rounded((numbers - plus) / times if self.plus else numbers / times, array.dtype)
 
-    def _in(self, array: Array) -> tuple[Any, Any, Array]:
+    def _in(self, array: Array) -> tuple[object, object, Array]:
         kind = np.float64 if array.dtype == np.float64 else np.float32
         return kind(self.times), kind(self.plus), array.astype(kind, copy=False)
 

@@ -154,7 +154,7 @@ class Rule:
         if not self.is_joint:
             return f"Rule({self.torch!r}, {self.flax!r}, {self.pattern!r}{sizes})"
         names = [some[0] if len(some) == 1 else list(some) for some in (self.torch_names, self.flax_names)]
-        words: dict[str, Any] = {"part": self.part, "along": self.along, "split": [*self.split], "stack": self.stack}
+        words: dict[str, object] = {"part": self.part, "along": self.along, "split": [*self.split], "stack": self.stack}
         more = "".join(f", {key}={value!r}" for key, value in words.items() if value)
         if self.drop:
             return f"Rule({names[0]!r}, {names[1]!r}, drop={self.drop!r})"

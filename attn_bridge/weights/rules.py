@@ -66,7 +66,7 @@ class WeightsMismatchError(ValueError):
         is_long = len(self.missing) + len(self.unexpected) > _SHORT
         super().__init__(f"weights do not match: {'; '.join([*hint, *parts] if is_long else [*parts, *hint])}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Return the constructor's arguments, to raise the error in another process."""
         return type(self), (self.missing, self.unexpected, self.misshapen, self.advice)
 

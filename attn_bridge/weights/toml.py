@@ -7,7 +7,6 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..printable import printable
 from ..whole_files import read_text
@@ -18,7 +17,7 @@ MAX_TEXT = 1000
 """Characters of a text in a rules file: a tensor's name, the longest of them, has no more."""
 
 
-def read_tables(path: str | Path) -> list[tuple[str, dict[str, Any]]]:
+def read_tables(path: str | Path) -> list[tuple[str, dict[str, object]]]:
     """Return ``("file, line 5", table)`` of every ``[[rule]]`` in a TOML file.
 
     Raises:

@@ -112,7 +112,7 @@ def _covers(rule: Rule, side: Side, name: str) -> bool:
     return any(joint.matches(template, name) for template in (rule.torch_names if side == "torch" else rule.flax_names))
 
 
-def _rule_of(rule: object, shapes: Shapes, sides: tuple[Shapes, Shapes]) -> Any:
+def _rule_of(rule: object, shapes: Shapes, sides: tuple[Shapes, Shapes]) -> object:
     """Return a pair, or a pair's table of a JSON report, as a rule; any other value unchanged."""
     if isinstance(rule, Mapping) and isinstance(rule.get("how"), str):
         names = (rule.get("first", rule.get("torch")), rule.get("second", rule.get("flax")), rule.get("pattern"))

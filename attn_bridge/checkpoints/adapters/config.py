@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ...printable import printable
 from ..containers.base import CheckpointError
@@ -197,7 +196,7 @@ def _alpha(path: Path, key: str, value: object) -> float:
     return float(value)
 
 
-def _patterns(path: Path, document: Mapping[str, object], key: str) -> list[tuple[str, Any]]:
+def _patterns(path: Path, document: Mapping[str, object], key: str) -> list[tuple[str, object]]:
     patterns = document.get(key) or {}
     if not isinstance(patterns, dict):
         raise bad(path, f"{key} must map patterns of names to numbers")

@@ -317,7 +317,7 @@ def format_of(path: Path, format: str | None = None) -> str:
     return ENDINGS[path.suffix]
 
 
-def with_settings(format: str, settings: Mapping[str, object] | None) -> tuple[str, dict[str, Any]]:
+def with_settings(format: str, settings: Mapping[str, object] | None) -> tuple[str, dict[str, object]]:
     """Return a format with its variant from the settings, and the settings that are not the container's.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class EquinoxReader(Reader):
             self._file.close()
             raise
 
-    def _read_line(self) -> tuple[dict[str, Any], int]:
+    def _read_line(self) -> tuple[dict[str, object], int]:
         """Return the metadata from the line of JSON in front of the arrays, and the offset of the first array."""
         beginning = bytes(self._file.read(0, min(LINE, self._file.size)))
         if beginning[: len(MAGIC)] == MAGIC:

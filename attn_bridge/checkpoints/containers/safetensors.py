@@ -96,7 +96,7 @@ class SafetensorsReader(Reader):
         _check_whole(path, self.metadata.get(PIECES, ""))
         self._place(header, 8 + length)
 
-    def _place(self, header: dict[str, Any], begin: int) -> None:
+    def _place(self, header: dict[str, object], begin: int) -> None:
         """Check every entry, and that together they cover the rest of the file."""
         extents: list[tuple[int, int, TensorInfo]] = []
         for name, entry in header.items():

@@ -33,7 +33,7 @@ class Threads:
     def __init__(self, count: int, name: str):
         self._count, self._name, self._process = count, name, -1
 
-    def submit(self, function: Callable[..., Any], *arguments: object) -> Future[Any]:
+    def submit(self, function: Callable[..., object], *arguments: object) -> Future[Any]:
         """Have a thread call a function."""
         if self._process != os.getpid():
             self._pool = ThreadPoolExecutor(self._count, f"attn-bridge-{self._name}")

@@ -24,7 +24,7 @@ LONGEST = 600
 """Characters of a text from the report."""
 
 
-def read_report(report: object) -> dict[str, Any] | None:
+def read_report(report: object) -> dict[str, object] | None:
     """Return a parity report as data.
 
     Args:
@@ -175,7 +175,7 @@ def _table(report: Mapping[str, object]) -> list[str]:
     return []
 
 
-def _maps(values: Sequence[object]) -> list[Mapping[str, Any]]:
+def _maps(values: Sequence[object]) -> list[Mapping[str, object]]:
     return [one for one in values if isinstance(one, Mapping)]
 
 

@@ -53,7 +53,7 @@ def push_to_hub(
     folder: str | os.PathLike[str],
     repo_id: str,
     *,
-    report: Any = None,
+    report: object = None,
     license: str | None = None,
     commit_message: str | None = None,
     revision: str | None = None,
@@ -188,7 +188,7 @@ def _files_of(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _reports(folder: Path, report: object, data: dict[str, Any] | None) -> Sequence[Path]:
+def _reports(folder: Path, report: object, data: dict[str, object] | None) -> Sequence[Path]:
     """Write the report's files and return them."""
     if data is None:
         return []

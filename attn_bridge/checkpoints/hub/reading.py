@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from ...models.derived import stored
 from .. import configs
@@ -126,7 +125,7 @@ def _status(error: BaseException) -> str | None:
 
 def without_secrets(text: str, token: str | bool | None = None) -> str:
     """Return a text with tokens redacted: the argument, that of the login, and strings in the form of tokens."""
-    secrets: list[Any] = [token, *(os.environ.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))]
+    secrets: list[object] = [token, *(os.environ.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))]
     try:
         secrets.append(importlib.import_module("huggingface_hub").get_token())
     except Exception:  # not installed, or a file of tokens that can't be read: then it is in no message either

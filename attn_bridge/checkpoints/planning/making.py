@@ -231,7 +231,7 @@ def make(
     )
 
 
-def _of_text(written: dict[str, Any] | None, config: Mapping[str, object] | None) -> dict[str, Any] | None:
+def _of_text(written: dict[str, object] | None, config: Mapping[str, object] | None) -> dict[str, object] | None:
     """Return the config.json of a text model from a multimodal one, whose own config is not copied."""
     return dict(config) if written is None and config else written
 
@@ -289,7 +289,7 @@ def _same(
     )
 
 
-def _written_for(layout: str) -> dict[str, Any]:
+def _written_for(layout: str) -> dict[str, object]:
     """Return the metadata key with the framework of a safetensors file, without which transformers refuses it."""
     return {"format": "flax" if layout in TWINS or layout.startswith("flax-") else "pt"}
 
@@ -360,7 +360,9 @@ def _safetensors_names(files: Iterable[str]) -> dict[str, str]:
     return {file: file if file.endswith(".safetensors") else WHOLE for file in known}
 
 
-def _in_container(metadata: Mapping[str, Any], targets: Sequence[TargetTensor], target_format: str) -> dict[str, Any]:
+def _in_container(
+    metadata: Mapping[str, Any], targets: Sequence[TargetTensor], target_format: str
+) -> dict[str, object]:
     """Return metadata in the form that the target's container has: one for all, or one for each file."""
     files = list(dict.fromkeys(target.info.file for target in targets if target.info.file))
     per_file = isinstance(metadata.get("files"), Mapping)  # a text of that name is a single file's own

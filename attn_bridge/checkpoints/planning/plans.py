@@ -123,13 +123,13 @@ class Plan:
         return IDLE + 3 * max((target.info.nbytes for target in self.targets), default=0)
 
     @functools.cached_property
-    def _plain_targets(self) -> list[dict[str, Any]]:
+    def _plain_targets(self) -> list[dict[str, object]]:
         return [dataclasses.asdict(target) for target in self.targets]
 
     def identity(self, reader: Reader) -> str:
         """Return a digest of the tensors to write, and of the files to read."""
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
-        parts: list[Any] = [*self._plain_targets]
+        parts: list[object] = [*self._plain_targets]
         parts += [self.selection.prefix] if self.selection.prefix else []
         parts += [dict(self.selection.dropped)] if self.selection.dropped else []
         parts += [sorted(self.selection.unwrapped)] if self.selection.unwrapped else []

@@ -60,7 +60,7 @@ MOST = 64
 
 
 def check_sizes(
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     layout: layouts.Layout,
     shapes: Mapping[str, Shape],
     ours: Mapping[str, Any],
@@ -202,7 +202,7 @@ def _check_plain_depth(config: Mapping[str, object], layout: layouts.Layout, our
 
 
 def _check_keys(
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     layout: layouts.Layout,
     our_shapes: Mapping[str, Shape],
     symbols: Mapping[str, dimensions.Axes],
@@ -257,7 +257,7 @@ def _depth(config: Mapping[str, object], stated: int, layers: int, root: str = "
     return f"{wrong}; set {key} to {layers} if the file is right"
 
 
-def _flat(config: Mapping[str, object]) -> dict[str, Any]:
+def _flat(config: Mapping[str, object]) -> dict[str, object]:
     inner = config.get("text_config")
     inner = inner if isinstance(inner, Mapping) else config.get("config")
     return {**config, **inner} if isinstance(inner, Mapping) else dict(config)

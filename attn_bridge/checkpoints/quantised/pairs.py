@@ -169,7 +169,7 @@ def of_activations(names: Iterable[str], quantised: Iterable[str]) -> dict[str, 
     }
 
 
-def unquantised(config: Mapping[str, object]) -> dict[str, Any]:
+def unquantised(config: Mapping[str, object]) -> dict[str, object]:
     """Return a config.json without the keys of quantised weights."""
     plain = {key: value for key, value in config.items() if key not in KEYS}
     return {

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -188,7 +188,7 @@ def convert(
         done = tasks.carry_out(shared, source, target, options, begin, progress)
     result = done.result
     if json_file is not None:
-        data: dict[str, Any] = plan_json(planned)
+        data: dict[str, object] = plan_json(planned)
         if result is not None:
             data["changed"], data["resumed"] = result.changed, result.resumed
             data["digests"], data["restart_reason"] = result.digests, result.restart_reason

@@ -7,7 +7,7 @@ import re
 import sys
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -104,7 +104,7 @@ TaskBytes = Annotated[
 ]
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: Plan) -> dict[str, object]:
     """Return a plan as data for a report."""
     return {
         "source": {"path": str(plan.source), "format": plan.source_format, "layout": plan.source_layout},
@@ -193,9 +193,9 @@ def make_console() -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 140)
 
 
-def parse_settings(settings: list[str]) -> dict[str, Any]:
+def parse_settings(settings: list[str]) -> dict[str, object]:
     """Return settings by name; whole numbers as such."""
-    values_by_key: dict[str, Any] = {}
+    values_by_key: dict[str, object] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:

@@ -14,7 +14,7 @@ from ...weights.rows import Row
 Value = bool | int | float | str | None
 Written = bool | int | float | str | list[Any] | dict[str, Any]
 
-_ROW_DEFAULTS: dict[str, Any] = {
+_ROW_DEFAULTS: dict[str, object] = {
     field.name: {} if field.name == "sizes" else field.default
     for field in dataclasses.fields(Row)
     if field.name
@@ -96,7 +96,7 @@ class Description:
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    fixed_pattern: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    fixed_pattern: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
     same: Mapping[str, str] = dataclasses.field(default_factory=dict)
     required: tuple[str, ...] = ()
     renamed: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
@@ -162,7 +162,7 @@ def _lines(description: Description) -> Iterator[str]:
         yield "rows = ["
         yield from (f"    {_toml(_row_table(row))}," for row in description.rows)
         yield "]"
-    tables: dict[str, Mapping[str, Any]] = {
+    tables: dict[str, Mapping[str, object]] = {
         "proof": description.proof,
         "defaults": description.defaults,
         "renamed": description.renamed,
@@ -186,7 +186,7 @@ def _lines(description: Description) -> Iterator[str]:
                 yield f"{field.partition('.')[2]} = {_toml(_source(source))}"
 
 
-def _row_table(row: Row) -> dict[str, Any]:
+def _row_table(row: Row) -> dict[str, object]:
     values = {key: getattr(row, key) for key, usual in _ROW_DEFAULTS.items() if getattr(row, key) != usual}
     return {"theirs": row.theirs, **({"ours": row.ours} if row.ours else {}), **values}
 
@@ -194,7 +194,7 @@ def _row_table(row: Row) -> dict[str, Any]:
 def _source(source: KeySource) -> Written:
     if isinstance(source.value, tuple):
         return list(source.value)
-    written: dict[str, Any] = {"key": source.key} if source.key else {"value": source.value}
+    written: dict[str, object] = {"key": source.key} if source.key else {"value": source.value}
     written |= {"times": source.times} if source.times else {}
     written |= {name: getattr(source, name) for name in ("widths", "less", "plus") if getattr(source, name)}
     return {**written, "power": source.power} if source.power != 1.0 else written

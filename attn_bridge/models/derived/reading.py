@@ -359,7 +359,7 @@ class FamilyReader:
         attention = attention_of(config, GroupedQueryAttentionConfig)
         return attention, write_heads(attention), attention.head_dim or 0
 
-    def _write_rotary(self, config: DecoderConfig, width: int) -> dict[str, Any]:
+    def _write_rotary(self, config: DecoderConfig, width: int) -> dict[str, object]:
         if "position.dim" in self.description.fields:
             return {}  # a width alone: the class reads neither a base nor a scaling
         positions = [getattr(block.attention, "position", None) for block in config.blocks]

@@ -273,7 +273,7 @@ def _why_another(
 def _check_blocks(config: DecoderConfig | EncoderDecoderConfig) -> None:
     """Refuse a stack without blocks, which `transformers` can't build."""
     if isinstance(config, DecoderConfig):
-        stacks: dict[str, Sequence[Any]] = {"blocks": config.blocks}
+        stacks: dict[str, Sequence[object]] = {"blocks": config.blocks}
     else:
         stacks = {"encoder.blocks": config.encoder.blocks, "decoder.blocks": config.decoder.blocks}
     for path, blocks in stacks.items():

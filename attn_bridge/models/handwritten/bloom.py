@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
@@ -50,7 +48,7 @@ def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfi
     return DecoderBlockConfig(attention, feed_forward, _norm(config), dropout=rate)
 
 
-def _model(config: ConfigFile) -> dict[str, Any]:
+def _model(config: ConfigFile) -> dict[str, object]:
     """Return the rest of a model: norms of the embeddings and behind the blocks, and a head that is usually tied."""
     return {
         "norm": _norm(config),
@@ -59,7 +57,7 @@ def _model(config: ConfigFile) -> dict[str, Any]:
     }
 
 
-def write_bloom(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_bloom(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of BLOOM."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     return {

@@ -6,7 +6,6 @@ Layers have experts, but for the first ones. In V3.2 and GLM-5 an indexer choose
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from ...printable import printable
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
@@ -135,7 +134,7 @@ def _block(config: ConfigFile, layer: int, attention: MultiHeadLatentAttentionCo
     return DecoderBlockConfig(attention, experts, norm)
 
 
-def write_deepseek(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_deepseek(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of DeepSeek V2 or V3."""
     attention = attention_of(config, MultiHeadLatentAttentionConfig)
     is_3, sparse = model_type != "deepseek_v2", has_experts(config)
@@ -168,7 +167,7 @@ def write_deepseek(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     }
 
 
-def _write_indexer(attention: MultiHeadLatentAttentionConfig) -> dict[str, Any]:
+def _write_indexer(attention: MultiHeadLatentAttentionConfig) -> dict[str, object]:
     if not isinstance(attention, SparseIndexedAttentionConfig):
         raise ValueError("attention without an indexer is no attention there")
     indexer = attention.indexer
@@ -179,7 +178,7 @@ def _write_indexer(attention: MultiHeadLatentAttentionConfig) -> dict[str, Any]:
     }
 
 
-def _write_experts(experts: MixtureOfExpertsConfig, is_3: bool) -> dict[str, Any]:
+def _write_experts(experts: MixtureOfExpertsConfig, is_3: bool) -> dict[str, object]:
     """Return the keys of the experts; `transformers` has no model without shared layers, nor V3 without groups."""
     width, shared, groups = experts.expert.hidden_dim, experts.shared, experts.router.groups
     if shared is None or shared.hidden_dim % width:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...specs.decoder_model import DecoderConfig
 from ...specs.differential_attention import LAMBDAS, DifferentialAttentionConfig
 from ...weights.rows import Row
@@ -35,7 +33,7 @@ def read_diffllama(config: ConfigFile, layer: int) -> AttentionLayer:
     return AttentionLayer("DifferentialAttention", spec, layer, {"transformers": TABLE}, prefix)
 
 
-def write_diffllama(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_diffllama(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of DiffLlama."""
     attention = attention_of(config, DifferentialAttentionConfig)
     return {

@@ -129,7 +129,7 @@ def read_whisper(config: ConfigFile, names: Collection[str]) -> EncoderDecoderCo
     return EncoderDecoderConfig(vocab_size, encoder, decoder, config.flag("tie_word_embeddings"))
 
 
-def _write_sizes(config: EncoderDecoderConfig) -> dict[str, Any]:
+def _write_sizes(config: EncoderDecoderConfig) -> dict[str, object]:
     """Return the keys that both have; the dropout and the activation of the decoder are those of all parts."""
     stacks = {side: getattr(config, side) for side in SIDES}
     block = config.decoder.blocks[0]
@@ -148,7 +148,7 @@ def _write_sizes(config: EncoderDecoderConfig) -> dict[str, Any]:
     }
 
 
-def write_bart(config: EncoderDecoderConfig, model_type: str) -> dict[str, Any]:
+def write_bart(config: EncoderDecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of BART, which has as many positions on both sides."""
     return {
         **_write_sizes(config),
@@ -158,7 +158,7 @@ def write_bart(config: EncoderDecoderConfig, model_type: str) -> dict[str, Any]:
     }
 
 
-def write_whisper(config: EncoderDecoderConfig, model_type: str) -> dict[str, Any]:
+def write_whisper(config: EncoderDecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of Whisper without the start token of decoding, for which `transformers` accepts no null."""
     convolutions = config.encoder.convolutions
     if convolutions is None:

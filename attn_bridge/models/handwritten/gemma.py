@@ -95,7 +95,7 @@ def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig
     return DecoderBlockConfig(attention, feed_forward, read_rms_norm(config, unit_offset=True), norms="sandwich")
 
 
-def _model(config: ConfigFile) -> dict[str, Any]:
+def _model(config: ConfigFile) -> dict[str, object]:
     """Return the rest of a model: scaled embeddings, a norm, a head that is usually tied, and its soft cap."""
     return {
         "norm": read_rms_norm(config, unit_offset=True),
@@ -105,7 +105,7 @@ def _model(config: ConfigFile) -> dict[str, Any]:
     }
 
 
-def write_gemma(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_gemma(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of Gemma 2, or of the text model of Gemma 3; `transformers` accepts integer scalars alone."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     check_even_heads(config, attention.num_heads)
@@ -140,7 +140,7 @@ def _write_gemma3_rotary(config: DecoderConfig, kinds: list[str]) -> dict[str, A
     }
 
 
-_GEMMA: dict[str, Any] = {
+_GEMMA: dict[str, object] = {
     "vocab_size": 256000,
     "intermediate_size": 9216,
     "hidden_act": "silu",

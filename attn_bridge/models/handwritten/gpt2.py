@@ -66,7 +66,7 @@ def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfi
     return DecoderBlockConfig(attention, feed_forward, _norm(config), dropout=rate)
 
 
-def _model(config: ConfigFile) -> dict[str, Any]:
+def _model(config: ConfigFile) -> dict[str, object]:
     """Return the rest of a model: a table of positions, a final norm, a head that is usually tied."""
     return {
         "norm": _norm(config),
@@ -76,7 +76,7 @@ def _model(config: ConfigFile) -> dict[str, Any]:
     }
 
 
-def write_gpt2(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_gpt2(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of GPT-2."""
     attention, layers = attention_of(config, GroupedQueryAttentionConfig), feed_forward_of(config, FeedForwardConfig)
     return {

@@ -86,7 +86,7 @@ def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfi
     return DecoderBlockConfig(attention, experts, read_rms_norm(config))
 
 
-def write_gpt_oss(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_gpt_oss(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of gpt-oss; unscaled positions are written explicitly, since `_YARN` is the default."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     experts = feed_forward_of(config, MixtureOfExpertsConfig)

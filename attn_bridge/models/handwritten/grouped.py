@@ -92,14 +92,14 @@ def write_windows(config: DecoderConfig) -> dict[str, Any]:
     families.
     """
     sizes = [window_of(getattr(block.attention, "mask", causal())) for block in config.blocks]
-    keys: dict[str, Any] = {"layer_types": [KINDS[size is not None] for size in sizes]}
+    keys: dict[str, object] = {"layer_types": [KINDS[size is not None] for size in sizes]}
     first = next((size for size in sizes if size is not None), None)
     return keys if first is None else {**keys, "sliding_window": first}
 
 
 def rotary_by_kind(config: DecoderConfig, kinds: Sequence[str]) -> dict[str, Any]:
     """Return kind of layers -> the rotary position of its first one."""
-    positions: dict[str, Any] = {}
+    positions: dict[str, object] = {}
     for block, kind in zip(config.blocks, kinds, strict=True):
         positions.setdefault(kind, getattr(block.attention, "position", None))
     return positions

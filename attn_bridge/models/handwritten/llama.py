@@ -46,7 +46,7 @@ def read_llama(config: ConfigFile, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, _tables(spec))
 
 
-def write_llama(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_llama(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of Llama."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     check_even_heads(config, attention.num_heads)
@@ -74,19 +74,19 @@ def read_mistral(config: ConfigFile, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, _tables(spec))
 
 
-def write_mistral(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_mistral(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of Mistral."""
     return {**write_windowed_attention(config), **write_llama_decoder(config)}
 
 
-def write_ministral(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_ministral(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of Ministral, with a list of the layers that have the window."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     rotary = write_rotary(attention.position)
     return {**write_heads(attention), **rotary, **write_windows(config), **write_llama_decoder(config)}
 
 
-def write_windowed_attention(config: DecoderConfig) -> dict[str, Any]:
+def write_windowed_attention(config: DecoderConfig) -> dict[str, object]:
     """Return the keys of attention that has the same window in all layers, and no biases."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     window = window_of(attention.mask)
@@ -113,7 +113,7 @@ def read_qwen(config: ConfigFile, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": SPLIT})
 
 
-def write_qwen(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_qwen(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of Qwen 2 or 3; older versions of `transformers` know windows by their first layer alone."""
     attention, windows = attention_of(config, GroupedQueryAttentionConfig), write_windows(config)
     kinds = windows["layer_types"]
@@ -127,7 +127,7 @@ def write_qwen(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     return {key: value for key, value in written.items() if model_type != "qwen2" or key != "attention_bias"}
 
 
-_FEED_FORWARD: dict[str, Any] = {
+_FEED_FORWARD: dict[str, object] = {
     "vocab_size": 32000,
     "intermediate_size": 11008,
     "hidden_act": "silu",
@@ -136,7 +136,7 @@ _FEED_FORWARD: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-_MISTRAL: dict[str, Any] = {
+_MISTRAL: dict[str, object] = {
     **_FEED_FORWARD,
     "intermediate_size": 14336,
     "hidden_size": 4096,
@@ -147,7 +147,7 @@ _MISTRAL: dict[str, Any] = {
     "sliding_window": 4096,
 }
 
-_QWEN: dict[str, Any] = {
+_QWEN: dict[str, object] = {
     "vocab_size": 151936,
     "intermediate_size": 22016,
     "hidden_act": "silu",

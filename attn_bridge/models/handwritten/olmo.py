@@ -68,7 +68,7 @@ def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig
     return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config), norms="post")
 
 
-def _model_of_olmo1(config: ConfigFile) -> dict[str, Any]:
+def _model_of_olmo1(config: ConfigFile) -> dict[str, object]:
     return {"norm": _plain_norm(config), "tie": config.flag("tie_word_embeddings")}
 
 
@@ -76,7 +76,7 @@ def _plain_norm(config: ConfigFile) -> LayerNormConfig:
     return LayerNormConfig(config.integer("hidden_size"), 1e-5, affine=False)
 
 
-def write_olmo(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_olmo(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of OLMo 1, 2 or 3."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     windows = write_windows(config) if model_type == "olmo3" else {}
@@ -103,7 +103,7 @@ def _write_olmo3_rotary(config: DecoderConfig, kinds: list[str]) -> dict[str, An
     return write_rotary(by_kind[KINDS[False]])
 
 
-_OLMO: dict[str, Any] = {
+_OLMO: dict[str, object] = {
     "vocab_size": 50304,
     "intermediate_size": 11008,
     "hidden_act": "silu",

@@ -50,11 +50,11 @@ def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig
     return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config), dropout=rate)
 
 
-def _model(config: ConfigFile) -> dict[str, Any]:
+def _model(config: ConfigFile) -> dict[str, object]:
     return {**read_llama_model(config), "dropout": config.number_or_none("embd_pdrop") or 0.0}
 
 
-def write_phi3(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_phi3(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of Phi-3; `transformers` takes its scaling alone, for heads that share the width, if at all."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     scaling = getattr(attention.position, "scaling", None)

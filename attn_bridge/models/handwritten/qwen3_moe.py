@@ -64,7 +64,7 @@ def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig
     return DecoderBlockConfig(attention, mixture, read_rms_norm(config))
 
 
-def write_qwen3_moe(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_qwen3_moe(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of Qwen3-MoE."""
     attention = attention_of(config, GroupedQueryAttentionConfig)
     experts, sparse = feed_forward_of(config, MixtureOfExpertsConfig), has_experts(config)

@@ -147,11 +147,11 @@ def _block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig
     return DecoderBlockConfig(attention, experts, norm)
 
 
-def _model(config: ConfigFile) -> dict[str, Any]:
+def _model(config: ConfigFile) -> dict[str, object]:
     return {"norm": read_rms_norm(config, unit_offset=True), "tie": config.flag("tie_word_embeddings")}
 
 
-def write_qwen3_next(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_qwen3_next(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of Qwen3-Next or Qwen3.5."""
     sparse = has_experts(config)
     keys: dict[str, Any] = {"layer_types": [], "decoder_sparse_step": 1}
@@ -189,7 +189,7 @@ def write_qwen3_next(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     }
 
 
-_EXPERTS: dict[str, Any] = {
+_EXPERTS: dict[str, object] = {
     "vocab_size": 151936,
     "intermediate_size": 5632,
     "num_experts": 512,
@@ -201,7 +201,7 @@ _EXPERTS: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-_ALIKE: dict[str, Any] = {
+_ALIKE: dict[str, object] = {
     "num_attention_heads": 16,
     "num_key_value_heads": 2,
     "head_dim": 256,

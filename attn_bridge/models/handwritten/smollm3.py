@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...specs.decoder_model import DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
@@ -42,7 +41,7 @@ def _turns(config: ConfigFile, layer: int) -> bool:
     return bool(layers[layer])
 
 
-def write_smollm3(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_smollm3(config: DecoderConfig, model_type: str) -> dict[str, object]:
     """Return the keys of SmolLM3."""
     attention, windows = attention_of(config, GroupedQueryAttentionConfig), write_windows(config)
     positions = [getattr(block.attention, "position", None) for block in config.blocks]

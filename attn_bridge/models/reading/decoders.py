@@ -88,7 +88,7 @@ def read_feed_forward(config: ConfigFile, *, width: str = "intermediate_size", b
 
 def write_feed_forward(
     layers: FeedForwardConfig, *, width: str = "intermediate_size", bias: str = ""
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the keys that `read_feed_forward` reads."""
     return {width: layers.hidden_dim, "hidden_act": NAMES[layers.activation], **({bias: layers.bias} if bias else {})}
 
@@ -113,7 +113,7 @@ def read_mistral_block(config: ConfigFile, layer: int, attention: Any) -> Decode
     return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config))
 
 
-def read_llama_model(config: ConfigFile) -> dict[str, Any]:
+def read_llama_model(config: ConfigFile) -> dict[str, object]:
     """Return the rest of a model as Llama has it: a final norm, and a head that may be tied."""
     return {"norm": read_rms_norm(config), "tie": config.flag("tie_word_embeddings")}
 

@@ -87,7 +87,7 @@ def _with_sections(rotary: Mapping[str, Any], text_type: str) -> dict[str, Any]:
     }
 
 
-def type_of(config: Mapping[str, object]) -> Any:
+def type_of(config: Mapping[str, object]) -> object:
     """Return the ``model_type`` that names of tensors follow: of a multimodal model its text model's."""
     kind = config.get("model_type")
     return text_of(config).get("model_type") if isinstance(kind, str) and kind in MODELS else kind

@@ -108,7 +108,7 @@ def read_metadata(data: bytes, path: Path) -> tuple[dict[str, Chunks], dict[str,
     return tensors, others
 
 
-def _state(path: Path, record: Any, kind: str, names: Sequence[str]) -> dict[str, Any]:
+def _state(path: Path, record: Any, kind: str, names: Sequence[str]) -> dict[str, object]:
     """Return the attributes of an object of a class."""
     is_one = isinstance(record, Record) and record.name == kind and not record.arguments
     if not is_one or not isinstance(record.state, dict):
@@ -119,7 +119,7 @@ def _state(path: Path, record: Any, kind: str, names: Sequence[str]) -> dict[str
     return state
 
 
-def _named(value: Any) -> str:
+def _named(value: object) -> str:
     return f"a {value.name.rpartition('.')[2]}" if isinstance(value, Record | Global) else f"a {type(value).__name__}"
 
 
@@ -129,7 +129,7 @@ def _natural(path: Path, shown: str, value: object) -> int:
     return value
 
 
-def _items(path: Path, stored: dict[Any, Any]) -> dict[str, dict[tuple[int, ...] | None, Item]]:
+def _items(path: Path, stored: dict[Any, object]) -> dict[str, dict[tuple[int, ...] | None, Item]]:
     """Return name -> offset of a chunk (None for a value that is not a tensor) -> its location in a file."""
     items: dict[str, dict[tuple[int, ...] | None, Item]] = {}
     for index, info in stored.items():

@@ -8,7 +8,7 @@ import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -116,7 +116,7 @@ class DcpReader(Reader):
                 if start < stop:
                     raise bad(file.path, f"{printable(shown)} and {printable(other)} overlap in it")
 
-    def _value(self, name: str, item: Item) -> Any:
+    def _value(self, name: str, item: Item) -> object:
         """Return a plain value that is not a tensor."""
         window = Window(self._files[item.file], item.start, item.size, printable(name))
         if item.size > MAX_HEADER:

@@ -162,7 +162,7 @@ class MsgpackReader(Reader):
 
     def _numbered(self, count: int, name: str, plain: bool) -> list[Any]:
         """Read a map of "0", "1" and so on."""
-        pieces: dict[object, Any] = {}
+        pieces: dict[object, object] = {}
         for _ in range(count):
             key, value = self._scan.next(), self._scan.next()
             pieces[key] = value if plain else self._array(value, name)

@@ -197,7 +197,7 @@ class OrbaxWriter(Writer):
             "custom_metadata": None,
         }
         self._put(self.path / METADATA, json.dumps(description).encode())
-        step: dict[str, Any] = {
+        step: dict[str, object] = {
             "item_handlers": HANDLER,
             "metrics": {},
             "performance_metrics": {},

@@ -76,7 +76,7 @@ class PickledReader(Reader):
             more = f" and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
             self.notes = (f"skipped, as they are neither arrays nor plain values: {shown}{more}",)
 
-    def _leaves(self, value: object, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    def _leaves(self, value: object, name: str, depth: int) -> Iterator[tuple[str, object]]:
         """Yield dotted name and value of all leaves; a list or tuple without arrays is a leaf."""
         value = _plain_dict(value)
         self._plain.count(name, depth)
@@ -116,7 +116,7 @@ def _may_hold_arrays(value: object) -> bool:
     return isinstance(_plain_dict(value), dict | list | tuple) or array_of(value) is not None
 
 
-def _plain_dict(value: Any) -> Any:
+def _plain_dict(value: Any) -> object:
     """Return the dict that a class of `MAPPINGS` would be made of, and any other value as it is."""
     is_mapping = isinstance(value, Record) and value.name in MAPPINGS and value.state is None and not value.items
     if is_mapping and len(value.arguments) == 1 and isinstance(value.arguments[0], dict):

@@ -89,7 +89,7 @@ class Machine:
         """Return an error that names the file."""
         return bad(self._path, reason)
 
-    def push(self, value: Any) -> None:
+    def push(self, value: object) -> None:
         """Put a value onto the stack."""
         self._stack.append(value)
 
@@ -105,7 +105,7 @@ class Machine:
             raise self.bad("its pickle is damaged")
         return self._stack.pop()
 
-    def top(self) -> Any:
+    def top(self) -> object:
         """Return the last value since the last mark."""
         value = self.pop()
         self._stack.append(value)
@@ -128,7 +128,7 @@ class Machine:
         """Make a tuple of the last values."""
         self.push(tuple(reversed([self.pop() for _ in range(count)])))
 
-    def set_items(self, items: list[Any]) -> None:
+    def set_items(self, items: list[object]) -> None:
         """Put keys and values into the dict on top."""
         into = self.top()
         if isinstance(into, Record):
@@ -142,7 +142,7 @@ class Machine:
             except Refused:
                 raise self.bad(f"a key of its dicts is of the type {type(key).__name__}") from None
 
-    def extend(self, items: list[Any]) -> None:
+    def extend(self, items: list[object]) -> None:
         """Append values to the list, the set or the placeholder on top."""
         into = self.top()
         if isinstance(into, Record | Members):

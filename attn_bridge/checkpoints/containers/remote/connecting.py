@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 PREFIXES = ("AWS_", "FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_")
 """Prefixes of environment variables that configure access to stores."""
 
-_systems: dict[tuple[Any, ...], Any] = {}
+_systems: dict[tuple[object, ...], object] = {}
 
 
-def _system(protocol: str, make: Callable[[], Any]) -> Any:
+def _system(protocol: str, make: Callable[[], object]) -> Any:
     """Return a cached file system with its open connections, one per process and environment."""
     environment = sorted(one for one in os.environ.items() if one[0].upper().startswith(PREFIXES))
     key = os.getpid(), protocol, *environment

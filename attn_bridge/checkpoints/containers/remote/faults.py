@@ -14,7 +14,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ....printable import printable
 from ..base import CheckpointError
@@ -145,7 +145,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _answer(error: BaseException) -> _Answer:
     """Return the HTTP status, and the store's error code, from an error of any library."""
     for cause in _chain(error):
-        response: Any = getattr(cause, "response", None)
+        response: object = getattr(cause, "response", None)
         if isinstance(response, dict):  # botocore's
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             code = str(response.get("Error", {}).get("Code", ""))

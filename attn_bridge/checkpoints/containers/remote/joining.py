@@ -178,7 +178,7 @@ class S3Joined(Joined):
     def _ask(self, method: str, **options: object) -> Any:
         return self._run(functools.partial(self._store.call, method, self.key, **options))
 
-    def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def _run(self, work: Callable[[], Coroutine[object, object, object]]) -> Any:
         try:
             return self._store.run(work)
         except FaultError as fault:
@@ -193,7 +193,7 @@ class S3Joined(Joined):
             self._tags = dict(threads.map(self._add, range(1, len(self.parts) + 1), self.parts))
 
     def _add(self, number: int, part: FilePart) -> tuple[int, str]:
-        named: dict[str, Any] = {"PartNumber": number, "UploadId": self._id}
+        named: dict[str, object] = {"PartNumber": number, "UploadId": self._id}
         if part.is_copied:
             try:
                 return number, self._copy(part, named)
@@ -203,7 +203,7 @@ class S3Joined(Joined):
         with _ALONE if part.size > SENT + LEAST else contextlib.nullcontext(), _IN_MEMORY:
             return number, self._send(part, named)
 
-    def _copy(self, part: FilePart, named: dict[str, Any]) -> str:
+    def _copy(self, part: FilePart, named: dict[str, object]) -> str:
         span = part.spans[0]
         key, entry = self.staged.object(span.name)
         bucket, _, name = key.partition("/")
@@ -212,7 +212,7 @@ class S3Joined(Joined):
         reply = self._ask("upload_part_copy", CopySource=source, CopySourceIfMatch=entry.tag, **some, **named)
         return str(reply["CopyPartResult"]["ETag"])
 
-    def _send(self, part: FilePart, named: dict[str, Any]) -> str:
+    def _send(self, part: FilePart, named: dict[str, object]) -> str:
         data = read_part(self.staged, part)
         digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 

@@ -43,7 +43,7 @@ class Body(io.BytesIO):
 
 
 @functools.cache
-def loader(folder: str | None) -> Any:
+def loader(folder: str | None) -> object:
     """Return a cached loader of botocore's descriptions of S3, which take half a second per process otherwise."""
     return importlib.import_module("botocore.loaders").create_loader(folder)
 
