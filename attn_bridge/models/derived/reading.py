@@ -371,7 +371,7 @@ class FamilyReader:
         return write_rotary(first, partial)
 
 
-def _written(name: str, value: Any, source: KeySource) -> Any:
+def _written(name: str, value: Any, source: KeySource) -> object:
     if name == "pairing":
         return value == "interleaved"
     if source.power == 1.0 or value is None:
