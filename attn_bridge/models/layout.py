@@ -252,6 +252,10 @@ class Layout:
         prefix, matches = self.match(names)
         return self._missing(matches.values(), prefix, self._ending(names))
 
+    def is_unmixed(self, names: Iterable[str]) -> bool:
+        """Return whether each block has the tensors of one alternative, as all blocks of this layout do."""
+        return not self._mixed(self.match(list(names))[1])
+
     def read_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings from a config.json.
 
@@ -325,7 +329,8 @@ class Layout:
         missing = [] if part else self._missing(matches.values(), prefix, ending) + self._lacking(placements)
         if unexpected or missing:
             raise WeightsMismatchError(missing, unexpected)
-        self._check_branches(matches)
+        if mixed := self._mixed(matches):
+            raise LayoutError(f"{' and '.join(mixed)} are in one block; the blocks of {self.name} have one of them")
         if self.ours:
             fitting.check(self, shapes, placements, {**all_settings, **restore})
         checks = {name: row.check for name, (row, _) in matches.items() if row.check is not None}
@@ -481,18 +486,17 @@ class Layout:
             missing.append(f"any {' or '.join(self.marks)}")
         return missing
 
-    def _check_branches(self, matches: Mapping[str, tuple[Row, Mapping[str, str]]]) -> None:
-        """Refuse blocks with the tensors of two alternatives, such as Falcon-H1's with two mixers side by side."""
+    def _mixed(self, matches: Mapping[str, tuple[Row, Mapping[str, str]]]) -> tuple[str, ...]:
+        """Return tensors of two alternatives in one block, such as Falcon-H1's with two mixers; () if none are."""
         taken: dict[tuple[str, str], tuple[str, set[str]]] = {}
         for name, (row, values) in matches.items():
             if row.choice and "i" in values:
                 key = row.choice, values["i"]
                 first, before = taken.get(key, (name, {*row.alternatives}))
                 if not before & {*row.alternatives}:
-                    raise LayoutError(
-                        f"{first} and {name} are in one block; the blocks of {self.name} have one of them"
-                    )
+                    return first, name
                 taken[key] = (name, before & {*row.alternatives})
+        return ()
 
     def _lacking(self, names: Iterable[str]) -> list[str]:
         return lacking(names) if self.ours else []

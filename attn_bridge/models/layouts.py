@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..printable import printable, shell_word
@@ -292,7 +292,7 @@ def _fitting(names: Mapping[str, Shape | None], model_type: object) -> Layout:
         chosen = _by_shapes(rivals, names)
         full = [name for name in full if name not in rivals or name in chosen]
     if len(full) > 1:
-        full = [name for name in full if _LAYOUTS[name].is_complete(names)] or full
+        full = [name for name in full if _LAYOUTS[name].is_complete(names) and _LAYOUTS[name].is_unmixed(names)] or full
     if len(full) > 1:
         full = [name for name in full if model_type in _LAYOUTS[name].model_types] or full
     if len(full) > 1:
@@ -367,9 +367,15 @@ def _why_other_type(layout: Layout, model_type: object) -> str:
     if not is_said or not layout.model_types or model_type in layout.model_types:
         return ""
     return (
-        f"the names fit {layout.name}, which is for {', '.join(layout.model_types)}, but config.json says "
+        f"the names fit {layout.name}, which is for {_first(layout.model_types)}, but config.json says "
         f"{printable(model_type)}, which may mean other things by them; --from {layout.name} takes them as they are"
     )
+
+
+def _first(names: Sequence[str], count: int = 8) -> str:
+    """Return some names, and how many more there are."""
+    rest = len(names) - count
+    return ", ".join(names[:count]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def attention_layers(arrays: Mapping[str, object]) -> dict[int, dict[str, Any]]:

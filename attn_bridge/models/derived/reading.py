@@ -297,10 +297,11 @@ class FamilyReader:
         }
         windows = self.description.fields["layers.rule"].value
         masks = write_windows(config)
+        rotary = self._write_rotary(config, width)
         written = {
             **write_sizes(config),
             **heads,
-            **self._write_rotary(config, width),
+            **rotary,
             **(
                 masks
                 if windows == "types"
@@ -308,7 +309,12 @@ class FamilyReader:
                 if windows == "window"
                 else {}
             ),
-            **{key: values[0] for key, values in self.description.fixed.items()},
+            # transformers takes a key without a default that is null for one that is set
+            **{
+                key: values[0]
+                for key, values in self.description.fixed.items()
+                if values[0] is not None or key in (*self.description.defaults, *rotary)
+            },
             **{
                 key: config.vocab_size if other == "vocab_size" else config.emb_dim
                 for key, other in self.description.same.items()
@@ -336,12 +342,12 @@ class FamilyReader:
                 written[source.key] = self._activation_name(source.key, value)
             elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
                 written[source.key] = _written(name, value, source)
-        rotary = {key: value for key, value in written.items() if key.startswith(_ROTARY)}
+        inner = {key: value for key, value in written.items() if key.startswith(_ROTARY)}
         scaling = {**(written.get("rope_scaling") or {"rope_type": "default"})}
-        scaling |= {key.removeprefix(_ROTARY): value for key, value in rotary.items()}
-        written |= {"rope_scaling": scaling} if rotary else {}
+        scaling |= {key.removeprefix(_ROTARY): value for key, value in inner.items()}
+        written |= {"rope_scaling": scaling} if inner else {}
         names = self.description.keys
-        return nested({names.get(key, key): value for key, value in written.items() if key not in rotary})
+        return nested({names.get(key, key): value for key, value in written.items() if key not in inner})
 
     def _activation_name(self, key: str, activation: Activation) -> str:
         """Return the name that a file of the family has for an activation."""

@@ -28,6 +28,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "mamba_n_groups": 2,
     "mamba_d_state": 4,
+    "ssm_state_size": 4,
     "mamba_n_heads": 8,
 }
 """The same as a config.json says them."""
@@ -143,8 +144,7 @@ _RIGHT = {
     "dt_bias": (8,),
     "A_log": (8,),
     "linear_att.norm.scale": (2,),
-    "q_norm.scale": (2,),
-    "k_norm.scale": (2,),
+    **{f"{name}_norm.{array}": (2,) for name in "qk" for array in ("scale", "shift")},
     "query_norm.scale": (7,),
     "latent_norm.scale": (5,),
     "W_index_query.weight": (6, 7),

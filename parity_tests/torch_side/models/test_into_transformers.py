@@ -16,6 +16,7 @@ from attn_bridge.cli.app import run as command
 from attn_bridge.models import families, layouts
 from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.position import LinearScaling, LongRoPEScaling, NTKScaling, Rotary, YaRNScaling
+from attn_bridge.weights.templates import match
 from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy
 
@@ -35,14 +36,21 @@ def into_transformers(model, tmp_path, layout):
     kind = transformers.AutoModelForCausalLM
     if isinstance(model, torch_attn.EncoderDecoderModel):
         kind = transformers.AutoModelForSeq2SeqLM if layout == "hf-bart" else transformers.AutoModelForSpeechSeq2Seq
-    found, info = kind.from_pretrained(tmp_path / "hf", attn_implementation="eager", output_loading_info=True)
+    with promoted():  # apart from saving: Marian's table of positions goes through NumPy, which nothing may follow
+        found, info = kind.from_pretrained(tmp_path / "hf", attn_implementation="eager", output_loading_info=True)
     if not model.config.tie and layout == "hf-bart":  # a table of both sides that is made, and that no side reads
         info["missing_keys"].remove("model.shared.weight")
     if layout == "hf-minimax":  # decays, which follow from the config
         info["missing_keys"] -= {name for name in info["missing_keys"] if name.endswith(COMPUTED)}
+    # What a causal class has and never runs, as the attention of a decoder to an encoder.
+    info["missing_keys"] = {name for name in info["missing_keys"] if not _is_left_out(name, layouts.find(layout))}
     assert not any(info.values()), info
     lift(found)
     return tmp_path / "hf", found
+
+
+def _is_left_out(name, layout):
+    return any(row.reason and match(row.theirs, name, layout.prefixes) is not None for row in layout.rows)
 
 
 def opened(name):
@@ -62,8 +70,8 @@ def test_transformers_loads_what_was_saved_and_gives_the_same_logits(tmp_path, n
     oracle, model_type, kind, given = opened(name)
     layout = f"hf-{model_type.replace('_', '-')}" + ("-dense" if name == "granite-4-dense" else "")
     model = kind.from_pretrained(oracle.folder)
+    folder, theirs = into_transformers(model, tmp_path, layout)
     with promoted(), torch.no_grad():
-        folder, theirs = into_transformers(model, tmp_path, layout)
         found = to_numpy(theirs(**given, use_cache=False).logits)
     assert type(theirs) is type(oracle.model)
     assert found.dtype == np.float64
@@ -209,7 +217,7 @@ def test_accepted_drawn_decoders_match_transformers(tmp_path, name, changes):
     of_transformers = (layouts.find(word) for word in layouts.names() if word.startswith("hf-"))
     layout = next(layout for layout in of_transformers if name in layout.model_types)
     draw = drawn_decoders.draw if WRITTEN[name].pair is None else drawn_encoder_decoders.draw
-    seeds = range(changes, 400, 4)
+    seeds = range(changes, 4000, 4)
     config = next(one for one in (draw(name, seed) for seed in seeds) if is_written(one, layout))
     assert_same_in_transformers(config, layout.name, tmp_path)
 
@@ -230,7 +238,8 @@ def assert_same_in_transformers(config, layout, tmp_path):
         for parameter in model.parameters():
             spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
             parameter.copy_(spread * torch.randn(parameter.shape, generator=generator, dtype=torch.float64) + 0.1)
-        folder, theirs = into_transformers(model, tmp_path, layout)
+    folder, theirs = into_transformers(model, tmp_path, layout)
+    with promoted(), torch.no_grad():
         # RoBERTa gives padding, whose id is 0 to 2, no position
         ids = torch.randint(3, config.vocab_size, (2, 13), generator=generator)
         given = {"input_ids": ids} if kind is torch_attn.DecoderModel else with_source(config, ids, generator)
@@ -254,13 +263,13 @@ def with_source(config, ids, generator):
 
 def test_the_architectures_are_those_of_transformers():
     auto = transformers.models.auto.modeling_auto
-    known = {
-        **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,  # which has but the decoders of the others
-        **auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    alone = {
+        **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "emu3_text_model": "Emu3ForCausalLM",  # which the table has for the whole model
     }
+    pairs = {**auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
     ours = {name: family.architecture for name, family in WRITTEN.items()}
-    assert ours == {name: known[name] for name in ours}
+    assert ours == {name: (pairs if WRITTEN[name].pair else alone)[name] for name in ours}
 
 
 def test_a_bert_encoder_is_one_of_theirs(tmp_path):

@@ -116,6 +116,7 @@ ONLY = {
     **{name: {"tie_word_embeddings": True} for name in ENCODERS},
     "gpt_neox": {"rope_theta": None},
     "internlm3": {"attention_bias": False},
+    "emu3_text_model": {"attention_bias": None},
     "afmoe": {"attention_bias": False},
     "aria_text": {"hidden_act": "silu"},
     "olmoe": {"clip_qkv": None},

@@ -199,7 +199,7 @@ def test_a_document_that_is_no_config_is_refused(document, message):
     assert str(caught.value).startswith(message)
 
 
-REFUSED = {
+REFUSED_OF_HYBRIDS = {
     "biases of one projection": ("falcon_h1", {"projectors_bias": True}, "must be mamba_proj_bias (False)"),
     "a factor beside biases": (
         "falcon_h1",
@@ -223,9 +223,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REFUSED_OF_HYBRIDS)
 def test_values_that_hybrid_models_do_not_compute_are_refused_by_name(case):
-    name, keys, message = REFUSED[case]
+    name, keys, message = REFUSED_OF_HYBRIDS[case]
     with pytest.raises(ValueError, match=r"^.*$") as caught:
         families.find_decoder({**small(name), **keys})
     assert message in str(caught.value)

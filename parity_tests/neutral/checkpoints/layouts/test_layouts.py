@@ -270,7 +270,7 @@ def test_queries_without_keys_and_a_gap_in_the_blocks_are_missing():
 
 
 def test_numbers_of_others_may_have_gaps():
-    assert lacking(["net.0.W_query", "net.2.W_key", "a.layers.1.weight", "trf_blocks.0.ff.layers.2.bias"]) == []
+    assert lacking(["net.0.W_query", "net.2.W_key", "a.layers.1.weight", "trf_blocks.0.ff.layers.2.weight"]) == []
     assert sorted(lacking(["layers.1.att.out_proj.bias", "heads.1.scale"]), reverse=True) == ["layers.0", "heads.0"]
 
 
