@@ -239,7 +239,7 @@ def solved(number: float, rest: Callable[[float], Array | None]) -> float | None
 def _polished(number: float, rest: Callable[[float], Array | None]) -> float | None:
     """Return a number of few digits next to a solved one that fits as well; None if none does.
 
-    A number that no one would write is a sign that something else is wrong.
+    A number of many digits is a sign that something else is wrong.
     """
     for value in (*(float(f"{number:.{digits}g}") for digits in range(1, DIGITS + 1)), *_roots(number)):
         rounded = rest(value)
