@@ -1,1 +1,1 @@
-"""User code away from the command that judges it: output and changes are isolated, in processes of their own."""
+"""User code apart from the command that judges it: output and changes are isolated, in separate processes."""
