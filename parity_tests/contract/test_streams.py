@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from . import backends
-from .test_decoder_model import IDS, as_array, made
+from .models.test_decoder_model import IDS, as_array, made
 
 backend = backends.fixture(backends.adapters("backend"))
 

@@ -166,7 +166,7 @@ def test_files_go_to_the_lanes_of_their_folder(tmp_path):
         "parity_tests/tours/test_d.py": "",
         "parity_tests/twins/places/test_e.py": "",
         "parity_tests/jax_side/test_f.py": "",
-        "parity_tests/neutral/test_cli.py": "",
+        "parity_tests/neutral/command_line/test_cli.py": "",
     }
     for path, text in texts.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import torch_attn
 from attn_bridge.specs import VARIANTS, Rotary, find_variant
 
 from ...contract import modules, torch_backend
-from ...contract.test_decoder_model import CONFIG
+from ...contract.models.test_decoder_model import CONFIG
 from ...support.calls.bad_calls import D_IN, MODULES
 
 MODERN = [variant.name for variant in VARIANTS if variant.group == "modern" and variant.examples]

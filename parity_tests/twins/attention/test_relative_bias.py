@@ -20,7 +20,7 @@ from attn_bridge.models import families
 from attn_bridge.specs import RelativeBias
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from .recurrent import decode, left_and_right, tokens
+from ..recurrent.recurrent import decode, left_and_right, tokens
 
 CLASSES = {"t5": T5Attention, "mt5": MT5Attention, "umt5": UMT5Attention}
 SIDES = ("encoder", "decoder")

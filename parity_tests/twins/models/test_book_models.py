@@ -21,7 +21,7 @@ from torch_attn.backend import to_numpy
 
 from ...support.models import originals
 from ...support.models.decoder_oracle import make
-from .test_originals import BOOK_GEMMA, BOOK_LLAMA, BOOK_MOE, BOOK_QWEN, CASES, IDS
+from ..families.test_originals import BOOK_GEMMA, BOOK_LLAMA, BOOK_MOE, BOOK_QWEN, CASES, IDS
 
 BOOKS = {
     "the book's llama 3": ("llama3", "Llama3Model", BOOK_LLAMA),

@@ -8,7 +8,7 @@ from flax import nnx
 
 from attn_parity.dumps.replay import compare_dumps
 
-from ..compare.test_state_of_layers import FlaxQuantised, TorchQuantised
+from ..state.test_state_of_layers import FlaxQuantised, TorchQuantised
 from .sides import FlaxTable, NnxNorm, TorchNorm, TorchTable, dumped, linen_norm
 
 

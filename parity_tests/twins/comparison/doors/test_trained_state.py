@@ -8,7 +8,7 @@ import torch
 from flax import nnx
 from torch import nn
 
-from ..compare.test_state_of_layers import FlaxQuantised, TorchQuantised
+from ..state.test_state_of_layers import FlaxQuantised, TorchQuantised
 from .sides import FlaxTable, TorchTable, trained
 
 
