@@ -9,10 +9,12 @@ mask seen by queries that start at position ``n``. Positions are the places in t
 Without an offset, query ``i`` is position ``i`` whatever the number of keys: ``causal()`` shows it keys ``0..i``.
 """
 
+from .blocks import block_causal, block_diffusion
 from .description import ArrayMask, Mask, as_mask
 from .for_kernels import Band, Pieces, as_band, as_pieces, goes_forward
 from .positions import causal, chunked, full, prefix, sliding_window
 from .sequences import documents, padding
+from .trees import tree, tree_positions
 
 __all__ = [
     "ArrayMask",
@@ -22,6 +24,8 @@ __all__ = [
     "as_band",
     "as_mask",
     "as_pieces",
+    "block_causal",
+    "block_diffusion",
     "causal",
     "chunked",
     "documents",
@@ -30,4 +34,6 @@ __all__ = [
     "padding",
     "prefix",
     "sliding_window",
+    "tree",
+    "tree_positions",
 ]

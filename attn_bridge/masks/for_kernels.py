@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .blocks import BlockCausal
 from .description import AllOf, ArrayMask, Mask, Offset, parts_of
 from .positions import Causal, Chunked, Full, Prefix, SlidingWindow
 from .sequences import Equal, Padding
@@ -72,7 +73,7 @@ def goes_forward(mask: Mask) -> bool:
     parts = parts_of(mask, AllOf)
     if len(parts) > 1:
         return all(goes_forward(part) for part in parts)
-    return isinstance(mask, (Causal, Chunked, Full, Prefix, SlidingWindow))
+    return isinstance(mask, (BlockCausal, Causal, Chunked, Full, Prefix, SlidingWindow))
 
 
 def _band(mask: Mask) -> Band | None:

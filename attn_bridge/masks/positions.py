@@ -156,7 +156,7 @@ def sliding_window(size: int) -> Mask:
                [0, 1, 1, 0],
                [0, 0, 1, 1]])
     """
-    return SlidingWindow(_positive("size", size))
+    return SlidingWindow(positive("size", size))
 
 
 def chunked(size: int) -> Mask:
@@ -174,7 +174,7 @@ def chunked(size: int) -> Mask:
                [0, 0, 1, 0],
                [0, 0, 1, 1]])
     """
-    return Chunked(_positive("size", size))
+    return Chunked(positive("size", size))
 
 
 def prefix(size: int) -> Mask:
@@ -192,13 +192,23 @@ def prefix(size: int) -> Mask:
                [1, 1, 1, 0],
                [1, 1, 1, 1]])
     """
-    return Prefix(_positive("size", size))
+    return Prefix(positive("size", size))
 
 
-def _positive(name: str, value: object) -> int:
+def positive(name: str, value: object) -> int:
+    """Return a number of tokens; its name is for the error."""
+    return _at_least(1, name, value)
+
+
+def at_least_zero(name: str, value: object) -> int:
+    """Return a number of tokens that may be 0; its name is for the error."""
+    return _at_least(0, name, value)
+
+
+def _at_least(least: int, name: str, value: object) -> int:
     number = integer(name, value)
-    if number < 1:
-        raise ValueError(f"{name} ({number}) must be at least 1")
+    if number < least:
+        raise ValueError(f"{name} ({number}) must be at least {least}")
     if number > _LARGEST:
         raise ValueError(f"{name} ({number}) must be at most {_LARGEST}, as positions have 32 bits")
     return number

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import masks
-from ..masks import description, positions
+from ..masks import blocks, description, positions
 from ..printable import printable
 from . import (
     cross_attention,
@@ -41,7 +41,7 @@ _CLASSES: dict[str, type] = {
     if isinstance(one, type) and dataclasses.is_dataclass(one) and one.__module__.startswith(__package__)
 } | {
     one.__name__: one
-    for room in (description, positions)
+    for room in (blocks, description, positions)
     for one in vars(room).values()
     if isinstance(one, type) and issubclass(one, masks.Mask) and dataclasses.is_dataclass(one)
 }

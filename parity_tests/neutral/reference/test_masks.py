@@ -14,6 +14,7 @@ from attn_bridge import masks, validation
 PADDING = np.array([[True, True, False, True, True], [False, True, True, False, False]])
 IDS = np.array([[0, 0, 1, 1, 1], [4, 4, 4, 4, 2]])
 LENGTHS = [3, 5]
+PARENTS = np.array([[-1, 0, 0, 1], [-1, -1, 1, 1]])
 PER_HEAD = np.random.default_rng(0).random((2, 3, 4, 5)) < 0.5
 
 
@@ -22,6 +23,24 @@ def allowed(mask: masks.Mask, queries: int = 4, keys: int = 5) -> np.ndarray:
     answer = mask.allowed(np.arange(queries)[:, None], np.arange(keys)[None, :])
     assert answer.dtype == np.bool_
     return np.broadcast_to(answer, (2, 3, queries, keys))
+
+
+def in_diffusion(query: int, key: int, size: int, tokens: int) -> bool:
+    """Return what the paper's three masks say: block diagonal, offset block-causal, block-causal (2503.09573)."""
+    of_query, of_key = query % tokens // size, key % tokens // size
+    if query < tokens and key < tokens:
+        return of_query == of_key
+    return key >= tokens and (of_key < of_query if query < tokens else of_key <= of_query)
+
+
+def in_tree(query: int, key: int, parents: np.ndarray, context: int) -> bool:
+    """Follow the parents from the query's node to the key's."""
+    if key < context or query < context:
+        return key < context
+    node = query - context
+    while node >= 0 and node != key - context:
+        node = parents[node]
+    return node >= 0
 
 
 def pairs(rule: Any, queries: int = 4, keys: int = 5) -> np.ndarray:
@@ -61,6 +80,22 @@ RULES = {
     "chunks of 2": (masks.chunked(2), lambda b, h, t, s: s <= t and s // 2 == t // 2),
     "chunks of 3 from 2": (masks.chunked(3).offset(2), lambda b, h, t, s: s <= t + 2 and s // 3 == (t + 2) // 3),
     "prefix of 2": (masks.prefix(2), lambda b, h, t, s: s <= t or s < 2),
+    "blocks of 2": (masks.block_causal(2), lambda b, h, t, s: s // 2 <= t // 2),
+    "blocks of 3 from 2": (masks.block_causal(3).offset(2), lambda b, h, t, s: s // 3 <= (t + 2) // 3),
+    "diffusion of 2 in 3": (masks.block_diffusion(2, 3), lambda b, h, t, s: in_diffusion(t, s, 2, 3)),
+    "diffusion of 1 in 4, from 3": (
+        masks.block_diffusion(1, 4).offset(3),
+        lambda b, h, t, s: in_diffusion(t + 3, s, 1, 4),
+    ),
+    "tree behind 2": (masks.tree(PARENTS, 2), lambda b, h, t, s: in_tree(t, s, PARENTS[b], 2)),
+    "tree, from its root behind 1": (
+        masks.tree(PARENTS[0], 1).offset(1),
+        lambda b, h, t, s: in_tree(t + 1, s, PARENTS[0], 1),
+    ),
+    "causal tree, from a node": (
+        (masks.causal() & masks.tree([*PARENTS[0], 2], 1)).offset(2),
+        lambda b, h, t, s: in_tree(t + 2, s, np.array([*PARENTS[0], 2]), 1),
+    ),
     "lengths": (masks.padding(LENGTHS), lambda b, h, t, s: s < LENGTHS[b]),
     "documents": (masks.documents(IDS), lambda b, h, t, s: IDS[b, t] == IDS[b, s]),
     "one row of documents": (masks.documents(IDS[0]), lambda b, h, t, s: IDS[0, t] == IDS[0, s]),
@@ -206,6 +241,18 @@ def test_visibility_of_a_block_agrees_with_its_pairs(name):
                 assert answer is bool(block.all()), (first, last, low, high)
 
 
+@pytest.mark.parametrize("mask", [masks.block_causal(3), masks.block_diffusion(3, 7)], ids=["blocks", "diffusion"])
+def test_visibility_of_blocks_is_exact_within_a_half(mask):
+    at = np.arange(14)
+    truth = mask.allowed(at[:, None], at[None, :])
+    ends = list(itertools.combinations(range(15), 2))
+    for (first, last), (low, high) in itertools.product(ends, ends):
+        block, answer = truth[first:last, low:high], mask.visibility(range(first, last), range(low, high))
+        uniform = bool(block.all()) if block.all() == block.any() else None
+        within = all(end <= 7 or start >= 7 for start, end in ((first, last), (low, high)))
+        assert answer == uniform or (answer is None and not within), (first, last, low, high)
+
+
 @pytest.mark.parametrize("name", [name for name in RULES if "per head" not in name and name != "three"])
 @pytest.mark.parametrize("skipped", [1, 2])
 def test_skipped_keys_are_the_first_ones(name, skipped):
@@ -248,6 +295,17 @@ def test_bounds_of_windows_and_chunks_leave_nothing_more_out():
         (lambda: masks.padding([1.0]), TypeError, "lengths must have an integer dtype, got float64"),
         (lambda: masks.padding([[1]]), ValueError, "lengths must have shape (B,), got (1, 1)"),
         (lambda: masks.documents(3), ValueError, "ids must have shape (B, S) or (S,), got ()"),
+        (lambda: masks.block_causal(0), ValueError, "size (0) must be at least 1"),
+        (lambda: masks.block_diffusion(2, 0), ValueError, "tokens (0) must be at least 1"),
+        (lambda: masks.tree([-1], -1), ValueError, "context (-1) must be at least 0"),
+        (lambda: masks.tree([0.5]), TypeError, "parents must have an integer dtype, got float64"),
+        (lambda: masks.tree(3), ValueError, "parents must have shape (N,) or (B, N), got ()"),
+        (lambda: masks.tree([-1, 1]), ValueError, "parents[..., 1] (1) must be below 1, or -1 for a root"),
+        (
+            lambda: masks.tree([-1, 0], 2).offset(3).placed(2, 4),
+            ValueError,
+            "context (2) and parents (2) must reach every token, got queries up to 5",
+        ),
         (
             lambda: masks.documents([1, 2]).placed(3, 3),
             ValueError,
@@ -334,6 +392,7 @@ INTERVALS = {
     "window": masks.sliding_window(3),
     "chunks": masks.chunked(4),
     "prefix": masks.prefix(5),
+    "blocks": masks.block_causal(4),
     "before all keys": masks.causal().offset(-4),
     "from a later key on": masks.sliding_window(5).offset(6, keys=4),
     "both": masks.chunked(6) & masks.prefix(4) & masks.full(),
@@ -362,8 +421,10 @@ def test_the_keys_that_a_query_sees_are_an_interval(name):
         masks.causal() | PADDING,
         (masks.sliding_window(2) | masks.sliding_window(2).offset(-5) | masks.causal()) & masks.causal(),
         masks.padding(np.asarray([3])).offset(1),
+        masks.block_diffusion(2, 4),
+        masks.tree([-1, 0, 0]),
     ],
-    ids=["apart", "array", "and array", "or array", "apart, then together", "padding"],
+    ids=["apart", "array", "and array", "or array", "apart, then together", "padding", "diffusion", "tree"],
 )
 def test_what_is_no_interval_is_none(mask):
     assert mask.interval(np.arange(9)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -116,6 +117,60 @@ def test_padding_is_remembered_after_the_first_step():
         _, cache = module(torch.from_numpy(x[:, :6]), **given, cache=cache)
         last, cache = module(torch.from_numpy(x[:, 6:]), positions=torch.from_numpy(positions[:, 6:]), cache=cache)
     np.testing.assert_allclose(last.numpy(), want[:, 6:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("framework", ["torch", "flax", "jitted flax"])
+def test_a_node_of_a_tree_gets_what_its_own_path_gets(framework):
+    """Drafted tokens are verified in one pass over the tree: each sees the context and its ancestors alone."""
+    parents = np.array([[-1, -1, 0, 2, 2], [-1, 0, 0, 1, -1], [-1, 0, 1, 2, 3]])
+    module, twin = twins("rotary")
+    x = np.random.default_rng(4).normal(size=(BATCH, TOKENS, WIDTH))
+    context = TOKENS - parents.shape[1]
+    tree, positions = masks.tree(parents, context), masks.tree_positions(parents, context)
+    with torch.no_grad(), jax.enable_x64(True):
+        one, cast = (module, torch.from_numpy) if framework == "torch" else (twin, jnp.asarray)
+        _, cache = one(cast(x[:, :context]), cache=one.init_cache(BATCH, TOKENS))
+        if framework == "jitted flax":
+            graphdef, state = nnx.split(twin)
+            got = jax.jit(
+                lambda x, cache: nnx.merge(graphdef, state)(x, positions=positions, attention_mask=tree, cache=cache)[0]
+            )(x[:, context:], cache)
+        else:
+            got, _ = one(cast(x[:, context:]), positions=cast(positions), attention_mask=tree, cache=cache)
+    for row, node in np.ndindex(parents.shape):
+        path = [node]
+        while parents[row, path[0]] >= 0:
+            path.insert(0, parents[row, path[0]])
+        tokens = [*range(context), *(context + step for step in path)]
+        want = expected("rotary", x[row : row + 1, tokens], None, np.arange(len(tokens))[None])[0, -1]
+        np.testing.assert_allclose(np.asarray(got)[row, node], want, rtol=0, atol=1e-12 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("framework", ["torch", "flax"])
+def test_blocks_denoised_behind_a_cache_equal_a_pass_of_both_halves(framework):
+    """Block diffusion: a noised block behind the clean blocks of a cache is a row of the training step's mask."""
+    size, blocks = 3, TOKENS // 3
+    config = dataclasses.replace(CONFIGS["rotary"], mask=masks.block_causal(size))
+    clean, noised = np.random.default_rng(5).normal(size=(2, BATCH, TOKENS, WIDTH))
+    module = torch_attn.GroupedQueryAttention(config, dtype=torch.float64).eval()
+    module.load_state_dict(twins("rotary")[0].state_dict())
+    positions = np.tile(np.arange(TOKENS), 2)[None].repeat(BATCH, 0)
+    parameters = {key: value.detach().numpy() for key, value in module.state_dict().items()}
+    both = dataclasses.replace(config, mask=masks.block_diffusion(size, TOKENS))
+    want = reference(both, parameters, np.concatenate([noised, clean], 1), None, positions=positions)[0]
+    with torch.no_grad(), jax.enable_x64(True):
+        one, cast = module, torch.from_numpy
+        if framework == "flax":
+            one, cast = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0), param_dtype=jnp.float64), jnp.asarray
+            attn_bridge.transfer(module, one)
+        for block in range(blocks):
+            new = slice(block * size, (block + 1) * size)
+            cache = one.init_cache(BATCH, TOKENS)
+            if block:
+                _, cache = one(cast(clean[:, : new.start]), cache=cache)
+            got, _ = one(cast(noised[:, new]), cache=cache)
+            np.testing.assert_allclose(np.asarray(got), want[:, new], rtol=0, atol=1e-12 * np.abs(want).max())
+    assert np.abs(want[:, :TOKENS] - want[:, TOKENS:]).max() > 0.1
 
 
 def test_a_mask_of_the_new_tokens_alone_is_refused():

@@ -18,6 +18,9 @@ MASKS = {
     "documents": masks.causal() & masks.documents(IDS),
     "documents after 60": (masks.causal() & masks.documents(IDS)).offset(60),
     "padding": masks.sliding_window(20) & masks.padding([150, 70]),
+    "blocks": masks.block_causal(40).offset(30) & masks.padding([120, 150]),
+    "diffusion": masks.block_diffusion(20, 75) & masks.padding([150, 130]),
+    "tree": masks.tree(RANDOM.integers(-1, np.arange(100)), 50).offset(55),
     "chunks or prefix": masks.chunked(40) | (masks.prefix(9) & masks.padding([100, 120])),
 }
 QUERY, KEY, VALUE = (RANDOM.normal(size=shape) for shape in ((2, 90, 4, 8), (2, 150, 2, 8), (2, 150, 2, 8)))
