@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .description import Mask
+from .description import Interval, Mask, Positions
 from .positions import positive
 
 
@@ -17,7 +17,7 @@ class BlockCausal(Mask):
 
     size: int
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         return key_positions // self.size <= query_positions // self.size
 
     def visibility(self, queries: range, keys: range) -> bool | None:
@@ -25,7 +25,7 @@ class BlockCausal(Mask):
             return True
         return False if keys[0] // self.size > queries[-1] // self.size else None
 
-    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def interval(self, queries: np.ndarray) -> Interval | None:
         return queries * 0, queries - queries % self.size + self.size  # as in `Chunked`, without `//` and `*`
 
 
@@ -36,7 +36,7 @@ class BlockDiffusion(Mask):
     size: int
     tokens: int
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         query_is_clean, key_is_clean = query_positions >= self.tokens, key_positions >= self.tokens
         query_block = query_positions % self.tokens // self.size
         key_block = key_positions % self.tokens // self.size

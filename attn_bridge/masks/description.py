@@ -8,9 +8,24 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+
+Interval = tuple[np.ndarray, np.ndarray]
+"""First visible key of each query, and the end (exclusive) of its visible keys."""
+
+
+class Positions(Protocol):
+    """Integer positions of queries or keys in an array of any backend; results broadcast one against the other."""
+
+    def __add__(self, other: int, /) -> Any: ...
+    def __sub__(self, other: Any, /) -> Any: ...
+    def __mod__(self, other: int, /) -> Any: ...
+    def __floordiv__(self, other: int, /) -> Any: ...
+    def __lt__(self, other: Any, /) -> Any: ...
+    def __le__(self, other: Any, /) -> Any: ...
+    def __ge__(self, other: int, /) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +34,7 @@ class Mask:
 
     __array_ufunc__ = None  # NumPy arrays leave `array & mask` to `Mask.__rand__`
 
-    def allowed(self, query_positions: object, key_positions: object) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         """Return the bool array of visible pairs.
 
         Args:
@@ -39,7 +54,7 @@ class Mask:
         """
         return None
 
-    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def interval(self, queries: np.ndarray) -> Interval | None:
         """Return the first visible key of each query, and the end (exclusive) of them; None if a query has gaps.
 
         Determined without arrays. The bounds may be outside the existing keys, and the end before the start.
@@ -228,14 +243,14 @@ class Offset(Mask):
     def offset(self, n: int, *, keys: int = 0) -> Mask:
         return self.mask.offset(self.n + n, keys=self.keys + keys)
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         return self.mask.allowed(query_positions + self.n, key_positions + self.keys if self.keys else key_positions)
 
     def visibility(self, queries: range, keys: range) -> bool | None:
         queries = range(queries.start + self.n, queries.stop + self.n)
         return self.mask.visibility(queries, range(keys.start + self.keys, keys.stop + self.keys))
 
-    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def interval(self, queries: np.ndarray) -> Interval | None:
         interval = self.mask.interval(queries + self.n)
         return interval and (interval[0] - self.keys, interval[1] - self.keys)
 
@@ -249,7 +264,7 @@ class Combined(Mask):
 
     parts: tuple[Mask, ...]
 
-    def allowed(self, query_positions: object, key_positions: object) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         answers = (part.allowed(query_positions, key_positions) for part in self.parts)
         return functools.reduce(self._combine, answers)
 
@@ -296,9 +311,10 @@ class AllOf(Combined):
         answers = {part.visibility(queries, keys) for part in self.parts}
         return False if False in answers else None if None in answers else True
 
-    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def interval(self, queries: np.ndarray) -> Interval | None:
         intervals = [part.interval(queries) for part in self.parts]
-        return None if any(one is None for one in intervals) else functools.reduce(_intersection, intervals)
+        bounds = [interval for interval in intervals if interval is not None]
+        return functools.reduce(_intersection, bounds) if len(bounds) == len(intervals) else None
 
     def first_key(self, query: int) -> int:
         return max(part.first_key(query) for part in self.parts)
@@ -320,7 +336,7 @@ class AnyOf(Combined):
         answers = {part.visibility(queries, keys) for part in self.parts}
         return True if True in answers else None if None in answers else False
 
-    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def interval(self, queries: np.ndarray) -> Interval | None:
         intervals = [part.interval(queries) for part in self.parts]
         return None if None in intervals else functools.reduce(_union, intervals)
 
@@ -333,15 +349,15 @@ class AnyOf(Combined):
         return None if None in reaches else max(reach for reach in reaches if reach is not None)
 
 
-def _intersection(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray]:
+def _intersection(first: Interval, second: Interval) -> Interval:
     """Return the intersections of pairs of intervals, with operations that NumPy and torch share."""
     (start, end), (other_start, other_end) = first, second
     return start + (other_start - start).clip(0), end - (end - other_end).clip(0)
 
 
-def _union(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray] | None:
+def _union(first: Interval | None, second: Interval | None) -> Interval | None:
     """Return the unions of pairs of intervals; None if a pair has a gap."""
-    if first is None:
+    if first is None or second is None:
         return None
     (start, end), (other_start, other_end) = first, second
     is_empty, other_is_empty = start >= end, other_start >= other_end

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .description import Mask, as_mask, integer
+from .description import Interval, Mask, Positions, as_mask, integer
 
 _LARGEST = 2**31 - 1
 
@@ -20,13 +20,13 @@ _FAR = 2**62
 class Full(Mask):
     """Every query sees every key."""
 
-    def allowed(self, query_positions: object, key_positions: object) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         return (query_positions == query_positions) | (key_positions == key_positions)  # all True, of the full shape
 
     def visibility(self, queries: range, keys: range) -> bool | None:
         return True
 
-    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def interval(self, queries: np.ndarray) -> Interval | None:
         return queries * 0, queries * 0 + _FAR
 
     def offset(self, n: int, *, keys: int = 0) -> Mask:
@@ -40,13 +40,13 @@ class Full(Mask):
 class Causal(Mask):
     """Keys up to the query."""
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         return key_positions <= query_positions
 
     def visibility(self, queries: range, keys: range) -> bool | None:
         return True if keys[-1] <= queries[0] else False if keys[0] > queries[-1] else None
 
-    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def interval(self, queries: np.ndarray) -> Interval | None:
         return queries * 0, queries + 1
 
 
@@ -56,7 +56,7 @@ class SlidingWindow(Mask):
 
     size: int
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         distance = query_positions - key_positions
         return (distance >= 0) & (distance < self.size)
 
@@ -66,7 +66,7 @@ class SlidingWindow(Mask):
             return False
         return True if nearest >= 0 and farthest < self.size else None
 
-    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def interval(self, queries: np.ndarray) -> Interval | None:
         return queries - self.size + 1, queries + 1
 
     def first_key(self, query: int) -> int:
@@ -83,7 +83,7 @@ class Chunked(Mask):
 
     size: int
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         return (key_positions <= query_positions) & (key_positions // self.size == query_positions // self.size)
 
     def visibility(self, queries: range, keys: range) -> bool | None:
@@ -93,7 +93,7 @@ class Chunked(Mask):
         one_chunk = keys[0] // self.size == first == last
         return True if one_chunk and keys[-1] <= queries[0] else None
 
-    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def interval(self, queries: np.ndarray) -> Interval | None:
         return queries - queries % self.size, queries + 1  # what torch.compile makes of `//` and `*` is wrong
 
     def first_key(self, query: int) -> int:
@@ -110,7 +110,7 @@ class Prefix(Mask):
 
     size: int
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         return (key_positions <= query_positions) | (key_positions < self.size)
 
     def visibility(self, queries: range, keys: range) -> bool | None:
@@ -118,7 +118,7 @@ class Prefix(Mask):
             return True
         return False if keys[0] > max(queries[-1], self.size - 1) else None
 
-    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def interval(self, queries: np.ndarray) -> Interval | None:
         return queries * 0, (queries + 1).clip(self.size)
 
 

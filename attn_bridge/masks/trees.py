@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from .. import validation
-from .description import ArrayMask, Mask, OfArrays
+from .description import ArrayMask, Mask, OfArrays, Positions
 from .positions import at_least_zero
 
 
@@ -16,14 +17,14 @@ from .positions import at_least_zero
 class Tree(OfArrays):
     """Keys that each of N nodes sees, ``(B, N, context + N)`` or ``(1, N, context + N)``."""
 
-    seen: Any
+    seen: Any  # bool, of any backend
 
     @property
     def context(self) -> int:
         """Tokens in front of the tree."""
         return int(self.seen.shape[2] - self.seen.shape[1])
 
-    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         nodes = (query_positions - self.context).clip(0)
         is_in_tree = (query_positions >= self.context) | (key_positions < self.context)
         return (self.seen[:, nodes, key_positions] & is_in_tree)[:, None]
@@ -51,20 +52,21 @@ class Tree(OfArrays):
             )
 
 
-def tree(parents: Any, context: int = 0) -> Mask:
-    """Each node sees the context, its ancestors and itself: a tree of drafted tokens, verified in a single pass.
+def tree(parents: ArrayLike, context: int = 0) -> Mask:
+    """Show each node of a tree of drafted tokens the context, its ancestors and itself.
 
-    Give it as `attention_mask` of a call that appends the nodes to a cache of `context` tokens, with ``positions`` of
-    `tree_positions`. Each node's logits are then those behind its own path.
+    Speculative decoding verifies all nodes in a single pass: give the mask as `attention_mask` of a call that appends
+    the nodes to a cache of `context` tokens, and `tree_positions` as its ``positions``. The result of a node is
+    that of the tokens on its path alone.
 
     Args:
         parents: integers ``(N,)`` or ``(B, N)``, whose values are known: for each node the number of its parent, which
-            stands in front of it; -1 for a node that follows the context.
+            comes before it; -1 for a node that follows the context.
         context: tokens in front of the tree, those in a cache.
 
     Raises:
         TypeError: `parents` are not integers with known values, or `context` is not an integer.
-        ValueError: `parents` have neither one axis nor two, or a parent does not stand in front of its node.
+        ValueError: `parents` have neither one axis nor two, or a parent does not come before its node.
 
     Example:
         >>> at = np.arange(4)
@@ -86,7 +88,7 @@ def tree(parents: Any, context: int = 0) -> Mask:
     return Tree(seen)
 
 
-def tree_positions(parents: Any, context: int = 0) -> np.ndarray:
+def tree_positions(parents: ArrayLike, context: int = 0) -> np.ndarray:
     """Return the position of each node, ``context`` and the number of its ancestors, in the shape of `parents`.
 
     Raises:
@@ -105,7 +107,7 @@ def tree_positions(parents: Any, context: int = 0) -> np.ndarray:
     return positions.reshape(np.shape(parents))
 
 
-def _parents(parents: Any) -> np.ndarray:
+def _parents(parents: ArrayLike) -> np.ndarray:
     """Return the parents as ``(B, N)``."""
     try:
         rows = np.asarray(parents)

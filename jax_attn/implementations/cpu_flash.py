@@ -160,4 +160,4 @@ def _described(call: KernelCall) -> tuple[Mask | None, tuple[Array, ...]]:
 
 def _array_of(call: KernelCall, mask: Mask) -> Any:
     """Return an array or a padding as ``(B, H, T, S)``, each the whole axis or 1."""
-    return jnp.array(mask.allowed(None, np.arange(call.key.shape[1])[None]), ndmin=4, copy=False)
+    return jnp.array(mask.allowed(np.zeros((1, 1), int), np.arange(call.key.shape[1])[None]), ndmin=4, copy=False)

@@ -212,7 +212,7 @@ def _ranked(queries: Int[Array, "T"], keys: Int[Array, "S"]) -> tuple[Int[Array,
 def _keys_of(call: KernelCall, mask: Mask) -> Array:
     """Return an array or a padding as ``(B, H, T, S)``, each the whole axis or 1."""
     keys = call.key.shape[1]
-    allowed = jnp.array(mask.allowed(None, np.arange(keys)[None]), ndmin=4, copy=False)
+    allowed = jnp.array(mask.allowed(np.zeros((1, 1), int), np.arange(keys)[None]), ndmin=4, copy=False)
     return jnp.broadcast_to(allowed, (*allowed.shape[:3], keys))
 
 

@@ -213,7 +213,7 @@ def _described(call: KernelCall) -> dict[str, Tensor | None]:
 
 def _array_of(call: KernelCall, mask: Mask) -> Tensor:
     """Return an array or a padding as ``(B, H, T, S)``, each the whole axis or 1."""
-    array: Tensor = mask.allowed(None, torch.arange(call.key.shape[1])[None])
+    array: Tensor = mask.allowed(torch.zeros(1, 1, dtype=torch.int64), torch.arange(call.key.shape[1])[None])
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
