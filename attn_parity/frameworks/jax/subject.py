@@ -42,8 +42,8 @@ from ...sides.subject import (
 )
 from ...stack import raised_at
 from .drawing import _draws_more
+from .probes.changes.search import ChangedPrograms
 from .probes.numpy_interpreter import evaluate
-from .probes.operations import ChangedPrograms
 from .probes.rounding import JaxprJitter
 from .probes.uses import first_uses
 from .recording import Tape, recording

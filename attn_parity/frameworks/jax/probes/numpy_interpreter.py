@@ -125,7 +125,7 @@ class Interpreter:
 
         wanted = {id(atom) for atom in jaxpr.outvars} if spills else set()
         for position, equation in enumerate(jaxpr.eqns):
-            results = self._apply(equation, [read(atom) for atom in equation.invars])
+            results = self.apply(equation, [read(atom) for atom in equation.invars])
             for variable, result in zip(equation.outvars, results, strict=True):
                 is_kept = id(variable) in wanted and isinstance(result, np.ndarray)
                 values[variable] = spilled(result) if is_kept else result
@@ -134,7 +134,8 @@ class Interpreter:
                 values.pop(variable, None)
         return [_read(read(atom)) for atom in jaxpr.outvars]
 
-    def _apply(self, equation: core.JaxprEqn, args: list[Operand]) -> list[Any]:
+    def apply(self, equation: core.JaxprEqn, args: list[Operand]) -> list[Any]:
+        """Return the results of one operation, which may call a program."""
         name = equation.primitive.name
         called = inline(equation)
         if called is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ....sides.changes import (
+from ....hints.changes import (
     BINARY,
     COMPARISONS,
     MOST_PARTS,

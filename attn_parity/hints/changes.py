@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ..hints.layers import ACTIVATIONS
-from .subject import Array
+from .case import Array
+from .layers import ACTIVATIONS
 
 Numbers = Callable[[Array], Array]
 

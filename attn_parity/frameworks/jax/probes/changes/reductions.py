@@ -1,0 +1,126 @@
+"""Changes of operations that join elements: reductions, products, convolutions, cumulations and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from .....hints.changes import reductions
+from .....sides.subject import Array
+from ..numpy_interpreter import Interpreter
+from .operands import with_equation
+from .program import Atom, Function, Jaxpr, Operation, Program, ProgramChange, Read, Results, Value, plain
+
+
+def of_reduction(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield other reductions: a mean for a sum, other axes whose sizes stay with the result as 1 where they did."""
+    operand, axes = operation.equation.invars[0].aval, operation.params["axes"]
+    if operand.dtype != np.float64:
+        return
+    size = int(np.prod([operand.shape[axis] for axis in axes]))
+    source = operation.operands[0]
+
+    kinds = {"reduce_sum": "sum", "reduce_max": "maximum", "reduce_min": "minimum"}
+    own = kinds[operation.name]
+    ways: tuple[tuple[str, Function, float], ...] = (
+        ("sum", np.sum, 1.0),
+        ("mean", np.sum, 1 / size),
+        ("maximum", np.max, 1.0),
+    )
+    for name, function, times in ways:
+        if name != own:
+            made = _reduced(function, source, tuple(axes), times, keepdims=False)
+            yield ProgramChange(f"a {name} for the {own}", at, {at: made})
+    if own == "sum":
+        yield ProgramChange(
+            "a norm for the sum", at, {at: lambda read: [np.sqrt(np.square(read(source)).sum(tuple(axes)))]}
+        )
+    reducers: dict[str, Function] = {"sum": np.sum, "maximum": np.max, "minimum": np.min}
+    same = reducers[own]
+    keeps = [at for at in program.takes.get(operation.results[0], ()) if _keeps_axes(program.operations[at], operand)]
+    for text, other in reductions(np.broadcast_to(0.0, operand.shape), axes):
+        others = int(np.prod([operand.shape[axis] for axis in other]))
+        for times in dict.fromkeys((1.0, size / others)):
+            kept = _reduced(same, source, other, times, keepdims=True)
+            if keeps:
+                yield ProgramChange(text, at, dict.fromkeys(keeps, kept))
+            else:
+                yield ProgramChange(text, at, {at: _reduced(same, source, other, times, keepdims=False)})
+
+
+def _reduced(function: Function, source: Atom, axes: tuple[int, ...], times: float, *, keepdims: bool) -> Results:
+    """Return a reduction of a value as a change."""
+    return lambda read: [function(read(source), axis=axes, keepdims=keepdims) * times]
+
+
+def _keeps_axes(operation: Operation, operand: Jaxpr) -> bool:
+    """Return whether an operation gives the result of a reduction the axes of its operand, with sizes of 1."""
+    return operation.name == "broadcast_in_dim" and len(operation.params["shape"]) == len(operand.shape)
+
+
+def of_product(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield products with a square operand transposed."""
+    for index, atom in enumerate(operation.equation.invars):
+        shape = atom.aval.shape
+        if len(shape) >= 2 and shape[-1] == shape[-2]:
+
+            def results(read: Read, index: int = index) -> list[Value]:
+                operands = [read(item) for item in operation.operands]
+                operands[index] = operands[index].swapaxes(-1, -2)
+                return run.apply(operation.equation, operands)
+
+            yield ProgramChange(f"operand {index} of a product transposed", at, {at: results})
+
+
+def of_convolution(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield convolutions with their padding shifted, and with a kernel that is flipped or transposed."""
+    padding = operation.params["padding"]
+    ways = [tuple((low + moved, high - moved) for low, high in padding) for moved in (1, -1)]
+    ways += [tuple((low + high, 0) for low, high in padding), tuple((0, low + high) for low, high in padding)]
+    for way in dict.fromkeys(ways):
+        if way != tuple(padding) and min(map(min, way)) >= 0:
+            other = operation.equation.replace(params={**operation.params, "padding": way})
+            yield ProgramChange(
+                f"padding {list(way)} for {list(padding)}", at, {at: with_equation(run, operation, other)}
+            )
+    axes = tuple(operation.params["dimension_numbers"].rhs_spec[2:])
+    if max((operation.equation.invars[1].aval.shape[axis] for axis in axes), default=1) > 1:
+        yield ProgramChange(
+            "the kernel flipped", at, {at: _with_kernel(run, operation, lambda item: np.flip(item, axes))}
+        )
+    if len(axes) == 2 and len({operation.equation.invars[1].aval.shape[axis] for axis in axes}) == 1:
+        turned = _with_kernel(run, operation, lambda item: item.swapaxes(*axes))
+        yield ProgramChange("the kernel with height and width exchanged", at, {at: turned})
+
+
+def _with_kernel(run: Interpreter, operation: Operation, change: Callable[[Array], Array]) -> Results:
+    def results(read: Read) -> list[Value]:
+        image, kernel = (read(item) for item in operation.operands)
+        return run.apply(operation.equation, [image, np.ascontiguousarray(change(kernel))])
+
+    return results
+
+
+def of_cumulation(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield cumulations from the other end, and sums that leave out their own element."""
+    axis = operation.params["axis"]
+
+    def results(read: Read) -> list[Value]:
+        turned = np.flip(read(operation.operands[0]), axis)
+        return [np.flip(run.apply(operation.equation, [turned])[0], axis)]
+
+    yield ProgramChange(f"a {operation.name} from the other end", at, {at: results})
+    if operation.name == "cumsum":
+        yield ProgramChange(
+            "a cumsum that leaves out its own element",
+            at,
+            {at: lambda read: [plain(run, operation, read)[0] - read(operation.operands[0])]},
+        )
+
+
+def of_loop(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield a loop that runs from the other end."""
+    params = {**operation.params, "reverse": not operation.params["reverse"]}
+    turned = operation.equation.replace(params=params)
+    yield ProgramChange("a loop from the other end", at, {at: with_equation(run, operation, turned)})

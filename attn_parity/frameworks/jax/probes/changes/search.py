@@ -1,0 +1,198 @@
+"""Change one operation of a program at a time, run on from it, and compare the results with the other side's.
+
+The float64 program is run once in NumPy, with all its values kept. A change replaces the results of one operation, and
+what depends on these is computed again. In loops every step has the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from .....hints.changes import MOST_VALUES, PER_OPERATION, Budget, agree, apart, solved
+from .....sides.large import LargeWeight
+from .....sides.subject import Array
+from ..numpy_interpreter import Interpreter
+from .kinds import changes_of
+from .operands import with_number
+from .program import Atom, Jaxpr, Operation, Program, ProgramChange, Read, Results, Value, literals, plain
+
+
+class ChangedPrograms(Interpreter):
+    """Runs a program, keeps its values, and runs it again with changes.
+
+    Args:
+        closed: the program, in float64.
+        args: its arguments.
+    """
+
+    def __init__(self, closed: Jaxpr, args: Sequence[Value]):
+        super().__init__()
+        self._programs: dict[int, tuple[Jaxpr, Program]] = {}
+        self._changes: dict[int, Mapping[int, Results]] = {}
+        self.program = self._program(closed)
+        self.values: dict[int, Value] = dict(zip(self.program.inputs, args, strict=True))
+        self.values |= {number: self.constant(value) for number, value in self.program.constants.items()}
+        self.budget = Budget()
+        self.is_small = self._keep()
+
+    def _program(self, closed: Jaxpr) -> Program:
+        key = id(closed.jaxpr)
+        if key not in self._programs:
+            self._programs[key] = closed, Program(closed)
+        return self._programs[key][1]
+
+    def _keep(self) -> bool:
+        """Run the program and keep its values; return False if they are too many."""
+        kept = 0
+        with np.errstate(all="ignore"):
+            for operation in self.program.operations:
+                results = self.apply(
+                    operation.equation, [self._value(item, self.values) for item in operation.operands]
+                )
+                self.values.update(zip(operation.results, results, strict=True))
+                kept += sum(np.size(item) for item in results)
+                if kept > MOST_VALUES:
+                    return False
+        return not any(isinstance(item, LargeWeight) for item in self.values.values())
+
+    def _value(self, atom: Atom, values: Mapping[int, Value]) -> Value:
+        return values[atom] if isinstance(atom, int) else self.constant(atom.val)
+
+    def _run(self, closed: Jaxpr, args: Sequence[Value], *, spills: bool = False) -> list[Value]:
+        """Run the body of a loop, with its changes if it has some."""
+        program = self._program(closed)
+        changes = self._changes.get(id(program), {})
+        values: dict[int, Value] = dict(zip(program.inputs, args, strict=True))
+        values |= {number: self.constant(value) for number, value in program.constants.items()}
+
+        def read(atom: Atom) -> Value:
+            return self._value(atom, values)
+
+        for at, operation in enumerate(program.operations):
+            results = changes[at](read) if at in changes else plain(self, operation, read)
+            values.update(zip(operation.results, results, strict=True))
+        return [read(atom) for atom in program.outputs]
+
+    @property
+    def outputs(self) -> list[Array]:
+        """The results without a change."""
+        return [np.asarray(self._value(item, self.values)) for item in self.program.outputs]
+
+    def changed(self, results: Mapping[int, Results]) -> list[Array] | None:
+        """Return the results of the program with a change; None if it fails, or changes nothing."""
+        new: dict[int, Value] = {}
+
+        def read(atom: Atom) -> Value:
+            return new[atom] if isinstance(atom, int) and atom in new else self._value(atom, self.values)
+
+        pending = set(results)
+        operations = self.program.operations
+        try:
+            with np.errstate(all="ignore"):
+                while pending:
+                    at = min(pending)
+                    pending.remove(at)
+                    operation = operations[at]
+                    made = results[at](read) if at in results else plain(self, operation, read)
+                    work = PER_OPERATION + sum(np.size(item) for item in made)
+                    if operation.name in ("scan", "while"):
+                        work *= 10 * max(int(operation.params.get("length", 10)), 1)
+                    if not self.budget.spend(work):
+                        return None
+                    for number, value in zip(operation.results, made, strict=True):
+                        old = self.values[number]
+                        if np.shape(old) != np.shape(value) or not np.array_equal(old, value):
+                            new[number] = value
+                            pending.update(self.program.takes.get(number, ()))
+        except Exception:  # a change may make any operation fail
+            return None
+        made_outputs = [np.asarray(read(item)) for item in self.program.outputs]
+        return made_outputs if new else None
+
+    # ---- the search
+
+    def found(self, wanted: Sequence[Sequence[Array]], others: Sequence[ChangedPrograms]) -> list[tuple[str, str]]:
+        """Return the changes with which the results are those wanted: what changes, and ``file:line``.
+
+        Numbers in code are solved for only where no other change fits.
+
+        Args:
+            wanted: the results wanted, of this run and of the others.
+            others: runs of the same program on other arguments, on which a change has to fit as well.
+        """
+        runs = [self, *others]
+        if not all(run.is_small for run in runs) or apart(self.outputs, wanted[0]) is None:
+            return []
+
+        def fits(results: Mapping[int, Results]) -> bool:
+            made = (run.changed(results) for run in runs)
+            return all(item is not None and agree(item, two) for item, two in zip(made, wanted, strict=True))
+
+        hits: dict[str, str] = {}
+        for results, change, program in self._all(changes_of):
+            if fits(results):
+                hits.setdefault(program.operations[change.at].where, change.text)
+            if len(hits) > 1 or self.budget.left < 0:
+                break
+        return [(text, where) for where, text in hits.items()] or self._numbers(wanted[0], fits)
+
+    def _all(
+        self, changes: Callable[..., Iterator[ProgramChange]]
+    ) -> Iterator[tuple[Mapping[int, Results], ProgramChange, Program]]:
+        """Yield the changes of the program and of the loops in it; for the latter, the operation that is the loop."""
+        for change in changes(self, self.program):
+            yield change.results, change, self.program
+        for at, operation in enumerate(self.program.operations):
+            for key in ("jaxpr", "body_jaxpr"):
+                if operation.name in ("scan", "while") and key in operation.params:
+                    body = self._program(operation.params[key])
+                    for change in changes(self, body):
+                        yield {at: self._in_loop(operation, body, change)}, change, body
+
+    def _in_loop(self, operation: Operation, body: Program, change: ProgramChange) -> Results:
+        def results(read: Read) -> list[Value]:
+            self._changes = {id(body): change.results}
+            try:
+                return plain(self, operation, read)
+            finally:
+                self._changes = {}
+
+        return results
+
+    def _numbers(self, wanted: Sequence[Array], fits: Callable[[Mapping[int, Results]], bool]) -> list[tuple[str, str]]:
+        """Return the number in the code with which the results are those wanted, by solving for each."""
+        for at, operation in enumerate(self.program.operations):
+            loops = [self._program(operation.params[key]) for key in ("jaxpr",) if operation.name == "scan"]
+            for program, position in [
+                (self.program, at),
+                *((body, inner) for body in loops for inner in range(len(body.operations))),
+            ]:
+                item = program.operations[position]
+                for index, number in literals(item):
+
+                    def changes(
+                        value: float,
+                        index: int = index,
+                        program: Program = program,
+                        position: int = position,
+                        at: int = at,
+                    ) -> Mapping[int, Results]:
+                        results = {position: with_number(self, program.operations[position], index, value)}
+                        if program is self.program:
+                            return results
+                        return {
+                            at: self._in_loop(
+                                self.program.operations[at], program, ProgramChange("", position, results)
+                            )
+                        }
+
+                    def rest(value: float, changes: Callable[..., Mapping[int, Results]] = changes) -> Array | None:
+                        outputs = self.changed(changes(value))
+                        return apart(self.outputs if outputs is None else outputs, wanted)
+
+                    value = solved(number, rest)
+                    if value is not None and value != number and fits(changes(value)):
+                        return [(f"{value:.6g} for {number:.6g}", item.where)]
+        return []
