@@ -12,7 +12,7 @@ from attn_bridge.cli.output import check_writable, progress, write_json, written
 
 from .. import input_files as arrays
 from ..command_line import command_line
-from ..laws.names import LAWS
+from ..laws import LAWS
 from .compare import (
     BuildSeed,
     Inputs,

@@ -17,13 +17,13 @@ from ..samples import calls
 from ..settings import precision
 from ..sides.libraries import as_side
 from ..sides.modes import Modes
+from . import LAWS
 from .batches import batch_invariance, row_permutation
 from .caches import cached, chunked
 from .gradients import gradients
 from .heads import head_permutation
 from .layout import Axes, layout_of
 from .modes import determinism
-from .names import LAWS
 from .order import causality, key_permutation
 from .padding import padding_invariance
 from .report import LawsReport, LawVerdict
