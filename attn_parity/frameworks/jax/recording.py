@@ -19,11 +19,12 @@ from jax.extend import core
 from jax.interpreters import ad, batching
 
 from ...sides.subject import Arguments, Call, DtypeCall, ModuleFailedError, Substitute, flatten, replace
+from .probes.numpy_interpreter import NOTE
 
 recording = jax.make_user_context(0)
 """JAX user context with the number of the running tape: keeps programs traced for a tape apart in JAX's caches."""
 
-_note = core.Primitive("attn_bridge_note")
+_note = core.Primitive(NOTE)
 
 
 class _Slot:

@@ -30,6 +30,9 @@ Operand: TypeAlias = Value | LargeWeight
 OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
 """Operations whose precision is their own: they can't be run in another one."""
 
+NOTE = "attn_bridge_note"
+"""Name of the operation that records a value as it passes: it runs though nothing may read its result."""
+
 _INLINED = {
     "pjit": "jaxpr",
     "jit": "jaxpr",
@@ -75,7 +78,7 @@ class Interpreter:
     """Evaluates jaxprs. A class that watches the values as they pass overrides what handles one."""
 
     def __init__(self) -> None:
-        self._last: dict[int, dict[int, list[core.Var]]] = {}
+        self._read: dict[int, tuple[frozenset[int], dict[int, list[core.Var]]]] = {}
 
     def evaluate(self, closed: core.ClosedJaxpr, *args: Operand) -> list[Value]:
         """Return the outputs of a closed jaxpr."""
@@ -102,6 +105,8 @@ class Interpreter:
     def compute(self, equation: core.JaxprEqn, args: list[Value]) -> list[Value]:
         """Run one operation that calls no other."""
         name, params = equation.primitive.name, equation.params
+        if name == NOTE:
+            return [equation.primitive.impl(*args, **params)]
         if name in _OPERATIONS and all(isinstance(arg, np.ndarray) for arg in args):
             result = _OPERATIONS[name](*args, **params)
             if result is not NotImplemented:
@@ -116,15 +121,18 @@ class Interpreter:
         jaxpr = closed.jaxpr
         consts = [self.constant(const) for const in closed.consts]
         values: dict[core.Var, Operand] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-        if id(jaxpr) not in self._last:  # that of a loop is run many times
-            self._last[id(jaxpr)] = last_uses(jaxpr)
-        last = self._last[id(jaxpr)]
+        if id(jaxpr) not in self._read:  # that of a loop is run many times
+            unread = _unread(jaxpr)
+            self._read[id(jaxpr)] = unread, last_uses(jaxpr)
+        unread, last = self._read[id(jaxpr)]
 
         def read(atom: core.Var | core.Literal) -> Operand:
             return self.constant(atom.val) if isinstance(atom, core.Literal) else values[atom]
 
         wanted = {id(atom) for atom in jaxpr.outvars} if spills else set()
         for position, equation in enumerate(jaxpr.eqns):
+            if position in unread:
+                continue
             results = self.apply(equation, [read(atom) for atom in equation.invars])
             for variable, result in zip(equation.outvars, results, strict=True):
                 is_kept = id(variable) in wanted and isinstance(result, np.ndarray)
@@ -210,6 +218,28 @@ _TURNS = ("transpose", "reshape", "squeeze", "expand_dims", "copy", "stop_gradie
 
 def _read(value: Operand) -> Value:
     return value.promoted() if isinstance(value, LargeWeight) else value
+
+
+def _unread(jaxpr: core.Jaxpr) -> frozenset[int]:
+    """Return the positions of operations whose results nothing reads, such as the keys that Linen derives in vain.
+
+    Operations that call a program may record values in it.
+    """
+    read = {id(atom) for atom in jaxpr.outvars}
+    unread = []
+    for position in range(len(jaxpr.eqns) - 1, -1, -1):
+        equation = jaxpr.eqns[position]
+        is_kept = equation.primitive.name == NOTE or equation.effects or _calls(equation)
+        if is_kept or any(id(variable) in read for variable in equation.outvars):
+            read.update(id(atom) for atom in equation.invars)
+        else:
+            unread.append(position)
+    return frozenset(unread)
+
+
+def _calls(equation: core.JaxprEqn) -> bool:
+    values = (one for value in equation.params.values() for one in (value if isinstance(value, tuple) else (value,)))
+    return any(hasattr(one, "eqns") or hasattr(one, "jaxpr") for one in values)
 
 
 def last_uses(jaxpr: core.Jaxpr) -> dict[int, list[core.Var]]:
@@ -376,6 +406,49 @@ def _dynamic_update_slice(operand: np.ndarray, update: np.ndarray, *starts: np.n
     return result
 
 
+def _gather(
+    operand: np.ndarray,
+    indices: np.ndarray,
+    *,
+    dimension_numbers: Any,
+    slice_sizes: Sequence[int],
+    mode: jax.lax.GatherScatterMode,
+    fill_value: object = None,
+    **_: object,
+) -> np.ndarray:
+    """Return one slice of the operand per row of indices; indices out of bounds are clipped, or give the fill value."""
+    numbers = dimension_numbers
+    batching = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
+    if 0 in operand.shape or mode == jax.lax.GatherScatterMode.ONE_HOT:
+        return NotImplemented
+    batch = indices.shape[:-1]
+    window = [axis for axis in range(operand.ndim) if axis not in (*numbers.collapsed_slice_dims, *batching)]
+    shape = (*batch, *[1] * len(window))
+    is_inside = np.ones(batch, bool)
+    places = []
+    for axis, size in enumerate(slice_sizes):
+        start = np.zeros(batch, np.int64)
+        if axis in numbers.start_index_map:
+            start = indices[..., numbers.start_index_map.index(axis)].astype(np.int64)
+            is_inside &= (start >= 0) & (start <= operand.shape[axis] - size)
+            start = np.clip(start, 0, operand.shape[axis] - size)
+        elif axis in batching:
+            start = np.indices(batch, sparse=True)[batching[axis]] + start
+        place = start.reshape(shape)
+        if axis in window:
+            steps = [1] * len(shape)
+            steps[len(batch) + window.index(axis)] = size
+            place = place + np.arange(size).reshape(steps)
+        places.append(place)
+    made = operand[tuple(places)]
+    if mode == jax.lax.GatherScatterMode.FILL_OR_DROP and not is_inside.all():
+        if operand.dtype.kind != "f":
+            return NotImplemented  # what fills depends on the dtype
+        filling = np.asarray(np.nan if fill_value is None else fill_value)
+        made = np.where(is_inside.reshape(shape), made, filling)
+    return np.moveaxis(made, range(len(batch), made.ndim), numbers.offset_dims)
+
+
 def _iota(*dynamic: object, dtype: DTypeLike, shape: Sequence[int], dimension: int, **_: object) -> np.ndarray:
     if dynamic:
         return NotImplemented
@@ -485,6 +558,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "slice": _slice,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
     "split": _split,
     "stack": lambda *operands, axis, **_: np.stack(operands, axis),
     "tile": lambda operand, *, reps, **_: np.tile(operand, reps),
