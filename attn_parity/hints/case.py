@@ -197,4 +197,4 @@ def named(ratio: float, widths: Sequence[int]) -> str:
 
 def divisors(size: int) -> list[int]:
     """Return the head widths that divide this number of channels, the whole first; at most 24, all above 1."""
-    return [size // parts for parts in range(1, size + 1) if size % parts == 0 and size // parts > 1][:24]
+    return [size // parts for parts in range(1, size) if size % parts == 0][:24]

@@ -23,7 +23,7 @@ from attn_bridge.parity import check_model
 from attn_bridge.specs import LongRoPEScaling, NTKScaling, Rotary
 from attn_bridge.weights import WeightsMismatchError
 from attn_bridge.weights.rows import LayoutError
-from attn_parity.check.model import decoding, walk
+from attn_parity.check.model import decoding, makers, walk
 from attn_parity.check.model.report import ModelReport
 from attn_parity.frameworks.jax import decoded as flax_decoded
 from attn_parity.frameworks.torch import decoded as torch_decoded
@@ -113,6 +113,12 @@ def wide(folder: Path, target: Path, factor: float = 1.0) -> Path:
     arrays["model.layers.0.mlp.up_proj.weight"] *= factor
     save_file(arrays, target / "model.safetensors")
     return target
+
+
+def test_a_model_has_the_dtype_of_most_of_its_numbers(tmp_path):
+    numbers = {"weight": (40, np.float16), "scale": (2, np.float32), "table": (99, np.int64)}
+    save_file({name: np.zeros(size, dtype) for name, (size, dtype) in numbers.items()}, tmp_path / "model.safetensors")
+    assert makers.dtype_of(tmp_path) == "float16"
 
 
 def test_a_float64_model_is_judged_in_float64(shallow, tmp_path):
