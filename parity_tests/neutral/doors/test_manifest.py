@@ -13,8 +13,9 @@ import pytest
 from attn_bridge.cli.app import run
 from attn_parity.confinement import process
 from attn_parity.confinement.keeper import Ending
+from attn_parity.plugin import manifest as plugin
 from attn_parity.review import judging, manifest, report
-from attn_parity.review.commit import Commit
+from attn_parity.review.commit import Commit, Export
 
 from ...support.judging.reports import different_report
 
@@ -204,7 +205,30 @@ def test_a_module_of_the_standard_library_is_not_taken_for_one_of_the_working_tr
     assert result.message == "it was run"
 
 
+def test_missing_files_are_counted_and_three_are_named():
+    export = Export({}, submodules=("a", "b", "c", "d"), pointers=(), outside=("x", "y", "z"))
+    assert export.notes == [
+        "4 submodules are not reviewed: a, b, c, ...",
+        "3 links lead out of the repository and were left out: x, y, z",
+    ]
+
+
 # ---- reports that judged code may have written
+
+
+def test_a_test_run_shows_the_notes_on_allowed_submodules():
+    [pair] = manifest.parse(PAIR)
+    allowed = [
+        {"path": "norm", "reason": "eps", "covers": ["output"], "known": True},
+        {"path": "head", "reason": "tied", "covers": [], "known": False},
+    ]
+    notes = ["norm: both sides run", "norms: too", "head: nothing differs"]
+    result = judging.Judgement(pair, "equal", "", {"allowed": allowed, "notes": notes})
+    assert plugin._summary(result) == {
+        "verdict": "equal",
+        "allowed": [("norm", "eps", True, True), ("head", "tied", False, False)],
+        "notes": ["norm: both sides run"],
+    }
 
 
 def test_a_forged_report_is_not_judged(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attn_bridge.specs import VARIANTS
@@ -39,6 +40,13 @@ def test_one_case_of_each_implementation_compiles_as_for_users():
     assert not full.options
     assert {"float64", "float32"} == set(full.dtypes)
     assert {name for modes in MODES.values() for name in modes} == {"eager", "aot", "inductor", "jit"}
+
+
+@pytest.mark.parametrize("case", kernels.CASES, ids=lambda case: case.name)
+def test_no_kernel_case_sees_later_tokens(case):
+    positions = np.arange(150)
+    allowed = case.mask.allowed(positions[:, None], positions[None, :])
+    assert not np.triu(allowed, 1).any()
 
 
 def count(variants: str, cores: int, jobs: int | None = None, **options: Any) -> int:

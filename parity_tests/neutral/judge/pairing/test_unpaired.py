@@ -7,9 +7,14 @@ import re
 import pytest
 
 from attn_bridge import WeightsMismatchError
-from attn_parity.pairing import propose
+from attn_parity.pairing import leftovers, propose
 
 from .parameters import parameters
+
+
+def test_up_to_six_numbers_of_a_name_become_letters():
+    assert leftovers._lettered("a.0.1.2.3.4.5.b") == "a.{i}.{j}.{k}.{l}.{m}.{n}.b"
+    assert leftovers._lettered("a.0.1.2.3.4.5.6.b") == "a.0.1.2.3.4.5.6.b"
 
 
 def test_everything_without_a_counterpart_is_listed():
