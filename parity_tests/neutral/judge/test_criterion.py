@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import types
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from attn_parity.verdict.criterion import agree, decide
 from attn_parity.verdict.measures import FLASH_LIMIT, FLOOR_ULPS, GROUP_FACTOR, measure, sum_floor, with_flash_loss
-from attn_parity.verdict.runner import _units
+from attn_parity.verdict.runner import _units, measured_noise
 
 SIDE_OF = {"torch": "first", "flax": "second"}
 
@@ -35,6 +37,25 @@ def judge(samples, dtype="float32", kind_scale=0.0, **keywords):
 
 def meaning(one, two, scale=0.0):
     return judge([(one, two, one, two)], "float64", scale)
+
+
+def noise_between_runs(step):
+    """Return the noise of two sides whose results grow by `step` units of float32 from run to run."""
+    runs = itertools.count()
+
+    def run(side, sample, dtype, mode):
+        return {"output": ("output", np.array([1.0, 1.0 + next(runs) * step * 2**-23]))}
+
+    pair = types.SimpleNamespace(
+        named=lambda side, run: run, labels={"first": "a", "second": "b"}, train=True, lacks={}
+    )
+    runner = types.SimpleNamespace(pair=pair, sample=lambda spec: None, run=run)
+    return measured_noise(runner, "float32", ("eager",))
+
+
+def test_only_sides_that_differ_from_themselves_have_noise():
+    assert noise_between_runs(0).floors == {"output": 0.0}
+    assert noise_between_runs(3).floors["output"] == pytest.approx(3.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -7,18 +7,28 @@ import types
 import numpy as np
 import pytest
 
+from attn_parity.localisation import search
 from attn_parity.localisation.between import PairedCall, calls_inside, located
 from attn_parity.localisation.leaves import fed_alike, match_by_place, match_leaves, whole_numbers
 from attn_parity.localisation.sides import Sides
 from attn_parity.localisation.weighing import explained
 from attn_parity.matching.submodule_pairs import pair_modules
-from attn_parity.sides.subject import Arguments, Call, Run, Submodule
+from attn_parity.sides.subject import Arguments, Call, ModuleFailedError, Run, Submodule
 
 RANDOM = np.random.default_rng(0)
 
 
 def draw(*shape):
     return RANDOM.normal(size=shape)
+
+
+def test_no_difference_is_excused_where_a_pair_cannot_run_alone(monkeypatch):
+    def fail(*arguments):
+        raise ModuleFailedError("no input")
+
+    monkeypatch.setattr(search, "rounding", fail)
+    node = types.SimpleNamespace(rounding=None, calls=[(None, None)], paths={})
+    assert search._Search._rounding(types.SimpleNamespace(runner=object(), sides=None), node) == 0.0
 
 
 # ---- arrays
