@@ -12,13 +12,14 @@ from ..validation import check_number
 from .base import Parameter
 from .feed_forward import FeedForwardConfig
 from .layer_norm import LayerNormConfig
-from .model import ModelConfig, below, table
+from .model import ModelConfig, accepts_use_cache, below, table
 from .multi_head_attention import MultiHeadAttentionConfig
 
 _ONLY = {"model_type": "bert", "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 """Keys of a ``config.json`` that would mean another model, and the one value that they may have."""
 
 
+@accepts_use_cache
 @dataclasses.dataclass(frozen=True)
 class BertEncoderConfig(ModelConfig):
     """The keys of a Hugging Face ``BertConfig`` that affect the encoder's computation, with that class's defaults."""

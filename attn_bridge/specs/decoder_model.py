@@ -17,7 +17,7 @@ from .lightning_attention import LightningAttentionConfig
 from .linear_attention import LinearAttentionConfig
 from .mamba2 import Mamba2Config
 from .mixture_of_experts import MixtureOfExpertsConfig
-from .model import ModelConfig, below, below_blocks, count_blocks, table
+from .model import ModelConfig, accepts_use_cache, below, below_blocks, count_blocks, table
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from .rms_norm import RMSNormConfig
 from .sparse_indexed_attention import SparseIndexedAttentionConfig
@@ -148,6 +148,7 @@ class DecoderBlockConfig(Config):
         return sum(part.count for part in parts) + len(self.norm_names) * self.norm.count
 
 
+@accepts_use_cache
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig(ModelConfig):
     """Token embeddings, blocks one by one, the last norm, and the head.

@@ -14,7 +14,7 @@ from .cross_attention import CrossAttentionConfig
 from .decoder_model import Norm
 from .feed_forward import Activation, FeedForwardConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig
-from .model import ModelConfig, Shape, below, below_blocks, check_ids, count_blocks, table
+from .model import ModelConfig, Shape, accepts_use_cache, below, below_blocks, check_ids, count_blocks, table
 
 Side = Literal["torch", "flax"]
 Place = Literal["pre", "post"]
@@ -209,6 +209,7 @@ class StackConfig(Config):
         )
 
 
+@accepts_use_cache
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderConfig(ModelConfig):
     """An encoder, a decoder that attends to its output, and the head.

@@ -7,10 +7,11 @@ import dataclasses
 from .base import Parameter, linear
 from .feed_forward import FeedForwardConfig
 from .layer_norm import LayerNormConfig
-from .model import ModelConfig, below, table
+from .model import ModelConfig, accepts_use_cache, below, table
 from .multi_head_attention import MultiHeadAttentionConfig
 
 
+@accepts_use_cache
 @dataclasses.dataclass(frozen=True)
 class GPTModelConfig(ModelConfig):
     """The book's config dict, key by key: sizes, heads, blocks, the one dropout rate, and q/k/v biases."""

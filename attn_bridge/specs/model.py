@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import json
 import operator
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, Self
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
+from ..printable import printable
 from ..validation import check_dense, check_integer
 from ..weights import Rule
 from .base import Config, Parameter
 
 Shape = tuple[int, ...]
+C = TypeVar("C", bound="type[ModelConfig]")
 
 IGNORED_LABEL = -100
 """The label of a token that does not count in a loss, as in torch and `transformers`."""
@@ -46,6 +50,21 @@ class ModelConfig(Config):
             raise ValueError(f"config does not fit {cls.__name__}: {'; '.join(parts)}")
         return cls(**{key: value for key, value in config.items() if key in fields})
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, parts as dicts too, for the loggers of the Trainer of `transformers`."""
+        return dataclasses.asdict(self)
+
+    def to_json_string(self) -> str:
+        """Return `to_dict` as JSON for those loggers; a value without a JSON form as its text."""
+        return json.dumps(self.to_dict(), default=str)
+
+    def get_text_config(self) -> SimpleNamespace:
+        """Return a place for the special tokens that the Trainer of `transformers` copies from a tokenizer.
+
+        It is not kept: `generate` takes `eos` with each call.
+        """
+        return SimpleNamespace()
+
     def tied_weights(self, side: Literal["torch", "flax"]) -> dict[str, str]:
         """Return redundant name in a checkpoint -> name of the weight that it is tied to."""
         return {}
@@ -53,6 +72,24 @@ class ModelConfig(Config):
     def unread_weights(self, side: Literal["torch", "flax"]) -> tuple[str, ...]:
         """Return the names that a checkpoint may hold and the model does not compute with."""
         return ()
+
+
+def accepts_use_cache(config: C) -> C:
+    """Decorate a frozen config of a model, in which the Trainer of `transformers` sets ``use_cache = False``.
+
+    The assignment changes nothing, as a call uses a cache only if it is passed one. True is refused, by a ValueError;
+    the fields stay frozen.
+    """
+    refuse = config.__setattr__
+
+    def assign(self: ModelConfig, name: str, value: object) -> None:
+        if name != "use_cache":
+            refuse(self, name, value)
+        elif value:
+            raise ValueError(f"use_cache ({printable(value)}) must be False: give the call a cache of init_cache")
+
+    config.__setattr__ = assign  # type: ignore[method-assign]  # dataclasses write theirs after the class body
+    return config
 
 
 def count_blocks(blocks: Iterable[Config]) -> int:

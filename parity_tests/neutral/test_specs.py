@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -109,6 +110,38 @@ def test_a_config_is_a_frozen_value(label):
     for field in dataclasses.fields(config):
         with pytest.raises(dataclasses.FrozenInstanceError, match=field.name):
             setattr(config, field.name, 1)
+
+
+FEED = specs.FeedForwardConfig(8, 12)
+NORM = specs.RMSNormConfig(8)
+ENCODER = specs.StackConfig(
+    8, (specs.EncoderDecoderBlockConfig(specs.GroupedQueryAttentionConfig(8, 2), FEED, NORM),), 6
+)
+DECODER_BLOCK = specs.EncoderDecoderBlockConfig(
+    specs.GroupedQueryAttentionConfig(8, 2), FEED, NORM, specs.CrossAttentionConfig(8, 2)
+)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        specs.GPTModelConfig(11, 6, 8, 2, 1),
+        specs.BertEncoderConfig(11, 8, 1, 2, 12, 6),
+        specs.DecoderConfig(11, 8, (), NORM),
+        specs.EncoderDecoderConfig(11, ENCODER, specs.StackConfig(8, (DECODER_BLOCK,), 6)),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_a_trainer_reads_and_writes_the_config_of_a_model(config):
+    before = config.replace()
+    config.use_cache = False
+    config.get_text_config().eos_token_id = 1
+    assert config == before
+    with pytest.raises(dataclasses.FrozenInstanceError, match="vocab_size"):
+        config.vocab_size = 12
+    assert json.loads(config.to_json_string()).keys() == {field.name for field in dataclasses.fields(config)}
+    with pytest.raises(ValueError, match=r"^use_cache \(True\) must be False: give the call a cache of init_cache$"):
+        config.use_cache = True
 
 
 def test_configs_of_different_variants_are_different():

@@ -98,19 +98,11 @@ def adapters() -> None:
 
 @USES.add("a Trainer of transformers", needs=("accelerate",))
 def trainer() -> None:
+    import tokenizers
     import transformers
 
-    class Trained(nn.Module):
-        """A model whose config, which the Trainer would write into, is out of the Trainer's sight."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model()
-
-        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            loss, logits = self.inner(input_ids, labels=labels)
-            return loss, logits
-
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<end>": 1}, unk_token="a"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
     rows = [{"input_ids": row, "labels": row} for row in IDS.repeat(4, 1)]
     with tempfile.TemporaryDirectory() as folder:
         options = {
@@ -124,7 +116,10 @@ def trainer() -> None:
         arguments = transformers.TrainingArguments(
             **options, max_steps=8, per_device_train_batch_size=2, learning_rate=1e-2, label_names=["labels"]
         )
-        trainers = [transformers.Trainer(Trained(), arguments, train_dataset=rows, eval_dataset=rows) for _ in range(2)]
+        trainers = [
+            transformers.Trainer(model(), arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
+            for _ in range(2)
+        ]
         before = trainers[0].evaluate()["eval_loss"]
         trainers[0].train()
         assert trainers[0].evaluate()["eval_loss"] < before
