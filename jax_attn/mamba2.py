@@ -7,7 +7,6 @@ channel of a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Never
 
 import jax.numpy as jnp
@@ -104,11 +103,16 @@ class Mamba2(nnx.Module):
             cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         visible = recurrence.visible_tokens(attention_mask, batch, cache)
         batch = recurrence.without(batch, visible)
-        projections = [
-            projected if factor == 1.0 else projected * factor
-            for projected, factor in zip(self._project(batch), self.config.projection_scales, strict=True)
-        ]
-        mixed = jnp.concatenate(projections[1:4], -1)
+        # Gate and step are projected where they are used: both at once would be the peak of memory.
+        gate_scale, value_scale, key_scale, query_scale, step_scale = self.config.projection_scales
+        mixed = jnp.concatenate(
+            [
+                _scaled(self.W_value(batch), value_scale),
+                _scaled(self.W_key(batch), key_scale),
+                _scaled(self.W_query(batch), query_scale),
+            ],
+            -1,
+        )
         mixed = recurrence.without(mixed, visible)  # biases of the projections are no zeros
         mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
         mixed = recurrence.without(mixed, visible)
@@ -118,7 +122,9 @@ class Mamba2(nnx.Module):
             rearrange(features, "b t (k c) -> b t k c", k=self.config.num_groups)
             for features in (mixed[..., width : width + key_width], mixed[..., width + key_width :])
         )
-        steps = decayed.step_sizes(projections[4], self.dt_bias, self.config.min_step, self.config.max_step)
+        steps = decayed.step_sizes(
+            _scaled(self.W_step(batch), step_scale), self.dt_bias, self.config.min_step, self.config.max_step
+        )
         wide = value.astype(steps.dtype)
         context, state = decayed.decayed_attention(
             query,
@@ -130,14 +136,10 @@ class Mamba2(nnx.Module):
             **functional.attention_arguments(self),
         )
         context = context + self.D.astype(steps.dtype)[:, None] * wide
-        normed = self.norm(rearrange(context, "b t h c -> b t (h c)"), projections[0])
+        normed = self.norm(rearrange(context, "b t h c -> b t (h c)"), _scaled(self.W_gate(batch), gate_scale))
         output = self.out_proj(normed.astype(value.dtype))
         cache = cache if cache is None else cache.advance(state, conv_state, batch.shape[1])
         return functional.with_cache(functional.as_given(x, output, None), cache)
-
-    def _project(self, x: Float[Array, "b t d"]) -> Iterator[Array]:
-        """Return gate, value, key, query and step, in the order of their factors."""
-        return (layer(x) for layer in (self.W_gate, self.W_value, self.W_key, self.W_query, self.W_step))
 
     def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
         """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
@@ -153,3 +155,8 @@ class Mamba2(nnx.Module):
             (config.conv_size - 1, config.conv_width),
             **functional.cache_options(self.W_query),
         )
+
+
+def _scaled(x: Float[Array, "..."], factor: float) -> Float[Array, "..."]:
+    """Return a projection times its factor; by 1 as it is, without a copy."""
+    return x if factor == 1.0 else x * factor

@@ -250,6 +250,8 @@ def visible_tokens(
     shape = tuple(array.shape)
     check_token_mask(shape, functional.dtype_name(array), x.shape[0], x.shape[1], longest)
     bare = array.reshape(shape[0], shape[-1])
+    if len(shape) == 2:
+        functional.look_at_mask(bare, (x.shape[0], 1, x.shape[1], shape[1]))
     start = 0 if cache is None else cache.length
     now = jax.lax.dynamic_slice_in_dim(bare, start, x.shape[1], axis=1)
     return jnp.broadcast_to(now, x.shape[:2])

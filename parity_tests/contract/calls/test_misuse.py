@@ -125,6 +125,14 @@ def test_an_inverted_padding_mask_is_warned_of(backend, name):
     assert warning_of(make(backend, name), x, attention_mask=backend.as_argument(mask))[:1] == [INVERTED]
 
 
+@pytest.mark.parametrize("name", RECURRENT)
+def test_an_inverted_padding_mask_of_a_state_is_warned_of(backend, name):
+    module, x = make_example(backend, name)
+    mask = ~np.array([[True, True, True, False, False], [True] * 5])
+    assert warning_of(module, backend.as_argument(x), attention_mask=backend.as_argument(mask)) == [INVERTED]
+    assert warning_of(module, backend.as_argument(x), attention_mask=backend.as_argument(~mask)) == []
+
+
 def test_an_inverted_padding_mask_of_a_cache_is_warned_of(backend):
     module = backend.build("GroupedQueryAttention", config=specs.GroupedQueryAttentionConfig(4, num_heads=2))
     mask = backend.as_argument(np.array([[False, False, True], [False] * 3]))
