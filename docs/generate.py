@@ -10,7 +10,7 @@ names, faults that came after the rest alone as ``docs/generate.py docs/mutants.
 ``attn-bridge mutate --configs N --markdown docs/mutants.md``; docs/mesh-mutants.md and docs/gallery-results.md are made
 likewise. docs/benchmarks.md is made from what was measured before: ``make bench BENCH='--json docs/benchmarks.json'``;
 the lists of docs/families.md are made from what ``make families`` found. The table of docs/uses.md is what the command
-above it prints.
+above it prints; docs/agents.md is written by the command that it names.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ LATER_MADE_BY = re.compile(r"<!-- later faults made by: (?P<command>.+?) -->")
 GALLERY_MADE_BY = re.compile(r"<!-- gallery made by: (?P<command>.+?) -->")
 LATER = "attn-bridge mutate --configs 0 --only mamba- --seed 80000 --jobs 2"
 GALLERY = "attn-bridge mutate --configs 0 --faults 0 --gallery parity_tests.wild.gallery --jobs 2"
+AGENTS = "python -m benchmarks.agents"
 MESH_MUTANTS = "attn-bridge mutate --mesh tensor=2,context=2"
 REPORT = "attn-bridge compare demo/pairs.py:torch_norm demo/pairs.py:flax_norm --inputs demo/inputs.npz"
 FILES = (
@@ -49,6 +50,7 @@ FILES = (
         "docs/gallery-results.md",
         "docs/mesh-mutants.md",
         "docs/benchmarks.md",
+        "docs/agents.md",
         "docs/attention.md",
         "docs/kernels.md",
         "docs/models.md",
@@ -118,6 +120,8 @@ def main() -> None:
             _make_mesh_mutants(ROOT / name)
         elif name == "docs/benchmarks.md":
             _make_benchmarks(ROOT / name)
+        elif name == "docs/agents.md":
+            _make_agents(ROOT / name)
         elif name == FAMILIES:
             _make_families(ROOT / name)
         elif name == "docs/uses.md":
@@ -187,6 +191,13 @@ def _make_uses(path: Path) -> None:
     made_by = MADE_BY.search(page)
     assert made_by, "the page names the command that makes its table"
     path.write_text(f"{page[: made_by.end()]}\n\n{_run(made_by['command'], ROOT)}", encoding="utf-8")
+
+
+def _make_agents(path: Path) -> None:
+    page = _run(AGENTS, ROOT)
+    if not page:
+        sys.exit(f"error: {AGENTS} printed nothing")
+    path.write_text(page, encoding="utf-8")
 
 
 def _make_families(path: Path) -> None:

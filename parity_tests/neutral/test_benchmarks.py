@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from attn_bridge.reference import attention as reference
 from attn_bridge.reference import multi_head_attention
 from attn_bridge.specs import MultiHeadAttentionConfig
+from benchmarks.agents.catalogue import PORTS
 from benchmarks.app import run
 from benchmarks.cells import LINEARS, Cell, Group
 from benchmarks.collectives import traffic
@@ -283,3 +286,13 @@ def test_traffic_is_read_from_programs_with_loops():
 def test_a_loop_without_a_trip_count_is_refused():
     with pytest.raises(ValueError, match="a loop with collectives must say how often it turns: %loop"):
         traffic(PROGRAM.replace("known_trip_count", "no_count"))
+
+
+def test_ports_of_agents_are_on_their_page():
+    assert len(PORTS) == 40
+    assert len({port.kind for port in PORTS}) == 12
+    assert sum(not port.fault for port in PORTS) == 12
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+    for port in PORTS:
+        assert (port.text == replace(port, changes=()).text) == (not port.fault)  # each changed line exists once
+        assert f"| {port.kind.replace('_', ' ')} | {port.fault or 'none'} | {port.test.about} |" in page

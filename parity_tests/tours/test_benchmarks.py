@@ -13,6 +13,8 @@ import pytest
 
 import attn_bridge
 from benchmarks import accelerator, bfloat16, decoding, meshes, models, options
+from benchmarks.agents.catalogue import PORTS
+from benchmarks.agents.trials import run
 from benchmarks.bench import Bench
 from benchmarks.cells import Cell, Group
 from benchmarks.session import Plan, Worker, WorkerError, groups, measure
@@ -267,3 +269,21 @@ def test_meshes_are_measured_in_both_frameworks(monkeypatch, capsys, tmp_path):
     assert sums == [{"all-reduce": 1}, {"all-reduce": 5}]
     held = {name: sum(one["plain"]) / sum(one["ring"]) for name, one in found["long"].items()}
     assert min(held.values()) > 4  # of 8 devices; what a device holds beside its tokens does not shrink
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "verdict"),
+    [
+        (("graph_attention", ""), True, "equal"),
+        (("graph_attention", "absent edges"), True, "different"),  # its author only tries full graphs
+        (("normed_gru", "epsilon under"), True, "different"),  # no float32 rule can see it
+        (("time_embedding", "frequencies rounded"), True, "precision"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_the_judge_sees_faults_that_the_author_of_a_port_does_not(words, own, verdict):
+    kind, fault = words
+    port = next(one for one in PORTS if one.kind == kind and fault in one.fault)
+    outcome = run(port)
+    assert (outcome.own, outcome.report.verdict) == (own, verdict)
+    assert (outcome.witness is None) == (verdict == "equal")
