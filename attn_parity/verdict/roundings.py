@@ -6,6 +6,11 @@ elements of a right result, also where the element itself is off by half a unit.
 
 Such a distance has either sign where roundings caused it, and one sign where a factor or an approximation did. By
 Hoeffding's inequality the sum of n independent signs exceeds z sqrt(n) with a probability of at most exp(-z^2 / 2).
+
+Elements that stay put count, too. Of the M numbers that are closer than a window to the middle between two neighbours,
+an error crosses the middle in one direction or not at all: a systematic error moves all that are on its side, and none
+of the others; symmetric errors move at most half of both. So n signs among them have the variance of draws without
+replacement, n (1 - n / M), as in Fisher's exact test, and show an error in half as many elements.
 """
 
 from __future__ import annotations
@@ -24,8 +29,12 @@ SHORT = ("bfloat16", "float16")
 FLOAT32_LOSS = 2.0**-17
 """Relative error that float32 explains: 128 units, as sums of thousands of numbers lose."""
 
-SIGNS_FACTOR = 4.5
-"""Standard deviations that a sum of signs may reach: two-sided, chance exceeds them in 7 of a million results."""
+WINDOWS = tuple(2.0**-power for power in range(10, 17))
+"""Relative distances from the middle of two neighbours: errors between two of them lose a quarter of their count."""
+
+SIGNS_FACTOR = 4.8
+"""Standard deviations that a sum of signs may reach: two-sided, chance exceeds them in 1.6 of a million sums, so in at
+most 13 of a million results, as each has a sum per window and that of all elements."""
 
 SECOND_ORDER = 0.01
 """Share of the signs that may be one-sided. Of an error e before an exponential or a quotient, e^2 / 2 is; bfloat16
@@ -45,11 +54,18 @@ def one_sided(got: Array, trusted: Array, oracle: Array) -> float:
     ours, theirs = (_signs(each, oracle) for each in (got, trusted))
     if not ours.any():
         return 0.0
-    shares = [_share(*(_by_value(each, oracle) for each in (ours, theirs)))]
-    if oracle.ndim > 1:
-        rest = tuple(range(oracle.ndim - 1))
-        shares += [_share(*(each.sum(axis=axes) for each in (ours, theirs))) for axes in (-1, rest)]
-    return min(shares)
+    _, values, counts = np.unique(oracle, return_inverse=True, return_counts=True)
+    rest = tuple(range(oracle.ndim - 1))
+
+    def share(both: tuple[Array, Array]) -> float:
+        means = (np.bincount(values.reshape(-1), each.reshape(-1)) / counts for each in both)
+        lines = [tuple(each.sum(axis=axes) for each in both) for axes in (-1, rest) if oracle.ndim > 1]
+        return min(_share(*sums) for sums in (tuple(means), *lines))
+
+    middle = _middle(oracle, got.dtype.name)
+    near = [(np.abs(middle) > FLOAT32_LOSS) & (np.abs(middle) <= width) for width in WINDOWS]
+    centred = [(_centred(ours, middle, where), _centred(theirs, middle, where)) for where in near if where.any()]
+    return max(share(both) for both in [(ours, theirs), *centred])
 
 
 def beyond_float32(got: Array, trusted: Array, oracle: Array, terms: int = 1) -> tuple[float, int]:
@@ -97,11 +113,26 @@ def _signs(result: Array, oracle: Array) -> Array:
     return signs
 
 
-def _by_value(signs: Array, oracle: Array) -> Array:
-    """Return the mean sign of each distinct number of the oracle."""
-    _, which, counts = np.unique(oracle, return_inverse=True, return_counts=True)
-    means: Array = np.bincount(which.reshape(-1), signs.reshape(-1)) / counts
-    return means
+def _middle(oracle: Array, dtype: str) -> Array:
+    """Return the relative distance of each number from the nearest middle of two neighbours of a dtype.
+
+    It is positive where that middle is further from zero than the number.
+    """
+    rounded = np.abs(oracle).astype(numpy_dtype(dtype))
+    number, size = rounded.dtype.type, np.abs(oracle)
+    beyond = size > wide(rounded)
+    neighbour = np.where(beyond, np.nextafter(rounded, number(np.inf)), np.nextafter(rounded, number(0)))
+    with np.errstate(all="ignore"):
+        apart: Array = ((wide(rounded) + wide(neighbour)) / 2 - size) / size
+    return np.where(np.isfinite(apart), apart, 1.0)
+
+
+def _centred(signs: Array, middle: Array, where: Array) -> Array:
+    """Return the signs of the elements near a middle, without the mean share of them that cross it."""
+    towards = np.sign(middle)
+    crossing = float((signs * towards)[where].mean())
+    centred: Array = np.where(where, signs - crossing * towards, 0.0)
+    return centred
 
 
 def _share(ours: Array, theirs: Array) -> float:

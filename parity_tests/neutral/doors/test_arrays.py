@@ -154,8 +154,8 @@ def test_a_thousand_values_show_an_exp_that_is_off(dtype, factor):
     for seed in range(20):
         found = parity.as_precise(*exponential(dtype, factor, seed), rounds_once=True)
         assert found.verdict in ("precision", "different"), (seed, str(found))
-        if dtype == "bfloat16":  # two thousand show it by the signs alone
-            found = parity.as_precise(*exponential(dtype, factor, seed, 3000))
+        if dtype == "bfloat16":  # the signs alone show it, next to the elements that keep their place
+            found = parity.as_precise(*exponential(dtype, factor, seed, 2000))
             assert found.verdict == "precision"
             assert found.message.startswith("its errors have one sign")
 
