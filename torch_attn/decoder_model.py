@@ -154,12 +154,14 @@ class DecoderModel(Pretrained, Resettable):
         x = self.tok_emb(tokens, "tokens")
         if config.embedding_scale != 1.0:
             x = x * torch.tensor(config.embedding_scale, dtype=x.dtype, device=x.device)
+        if config.embedding_norm is not None and config.norm_tokens:
+            x = self.emb_norm(x)
         if config.num_positions is not None:
             at = positions_of(x, positions, None if cache is None else cache[0], attention_mask)
             x = x + self.pos_emb(at, "positions")
         if config.num_token_types is not None:
             x = x + self.type_emb.weight[0]
-        if config.embedding_norm is not None:
+        if config.embedding_norm is not None and not config.norm_tokens:
             x = self.emb_norm(x)
         return self.drop_emb(x)
 

@@ -167,6 +167,8 @@ class DecoderConfig(ModelConfig):
         head_activation: the activation behind one more linear layer before the head (BERT); None omits both.
         head_norm: config of a norm behind that activation, or None.
         head_bias: whether a bias is added to the logits (GPT-J).
+        norm_tokens: whether `embedding_norm` is of the tokens' embeddings alone, before positions are added
+            (Blenderbot-small); of their sum otherwise.
         logit_scale: factor of the logits (Granite).
         logit_softcap: logits become ``logit_softcap * tanh(logits / logit_softcap)`` (Gemma 2).
         dropout: rate at which embeddings are dropped in training.
@@ -188,6 +190,7 @@ class DecoderConfig(ModelConfig):
     head_activation: Activation | None = dataclasses.field(default=None, metadata={LATER: True})
     head_norm: Norm | None = dataclasses.field(default=None, metadata={LATER: True})
     head_bias: bool = dataclasses.field(default=False, metadata={LATER: True})
+    norm_tokens: bool = dataclasses.field(default=False, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("vocab_size", "emb_dim", *(["num_positions"] if self.num_positions else []))
@@ -207,7 +210,9 @@ class DecoderConfig(ModelConfig):
             first = self.blocks[0]
             if first.attention is None or first.recurrent is not None:  # its cache counts the tokens
                 raise ValueError("the first block must have attention alone as its mixer with num_positions")
-        self._require_bools("tie", "head_bias")
+        self._require_bools("tie", "head_bias", "norm_tokens")
+        if self.norm_tokens and self.embedding_norm is None:
+            raise ValueError(f"norm_tokens ({self.norm_tokens}) must be False without embedding_norm")
         if self.head_activation is not None:
             self._require_choice("head_activation", get_args(Activation))
         elif self.head_norm is not None:

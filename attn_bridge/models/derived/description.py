@@ -37,8 +37,13 @@ class KeySource:
             multiplies by 1.
         widths: where the key is null, or that of the width of the model, the value is this many times the width; 0
             takes the key as it is.
+        share: where the key is null, the value is the width of the model divided by the number under this key; ""
+            takes the key as it is.
         less: key of a whole number that is subtracted from the one under the key; "" subtracts nothing.
         plus: whole number that is added to the one under the key.
+        per: key of a number, such as the width of the model, whose `per_power` divides the one under the key; "" divides
+            by nothing.
+        per_power: exponent of the number under `per` (0.5 for a residual that is divided by the root of the depth).
         value: the constant.
     """
 
@@ -46,15 +51,19 @@ class KeySource:
     power: float = 1.0
     times: str = ""
     widths: int = 0
+    share: str = ""
     less: str = ""
     plus: int = 0
+    per: str = ""
+    per_power: float = 1.0
     value: Value | tuple[str, ...] = None
 
     def __post_init__(self) -> None:
         if bool(self.key) == (self.value is not None):
             raise ValueError(f"a source holds either a key or a value, got {self.key!r} and {self.value!r}")
-        if self.times and not self.key:
-            raise ValueError(f"a source with times ({self.times!r}) needs a key")
+        for name in ("times", "per"):
+            if getattr(self, name) and not self.key:
+                raise ValueError(f"a source with {name} ({getattr(self, name)!r}) needs a key")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +205,10 @@ def _source(source: KeySource) -> Written:
         return list(source.value)
     written: dict[str, object] = {"key": source.key} if source.key else {"value": source.value}
     written |= {"times": source.times} if source.times else {}
-    written |= {name: getattr(source, name) for name in ("widths", "less", "plus") if getattr(source, name)}
+    written |= {
+        name: getattr(source, name) for name in ("widths", "share", "less", "plus", "per") if getattr(source, name)
+    }
+    written |= {"per_power": source.per_power} if source.per_power != 1.0 else {}
     return {**written, "power": source.power} if source.power != 1.0 else written
 
 

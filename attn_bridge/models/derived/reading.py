@@ -206,12 +206,16 @@ class FamilyReader:
             return config.integer(source.key, 0) * config.integer(source.times, 0)
         if source.widths and (source.key == "hidden_size" or config.get(source.key) is None):
             return config.integer("hidden_size") * source.widths
+        if source.share and config.get(source.key) is None:
+            return config.integer("hidden_size") // config.integer(source.share)
         if source.less or source.plus:
             return config.integer(source.key, 0) - (config.integer(source.less, 0) if source.less else 0) + source.plus
         if read is not None:
             return read(config, source.key)
         number = config.number_or_none(source.key) if name in _OPTIONAL else config.positive(source.key)
-        return None if number is None else number**source.power
+        if number is None or not source.per:
+            return None if number is None else number**source.power
+        return number**source.power / config.positive(source.per) ** source.per_power
 
     def _refuse(self, config: ConfigFile) -> None:
         for key, accepted in self.description.fixed.items():
@@ -340,6 +344,10 @@ class FamilyReader:
                 written[source.key] = _written(name, getattr(attention.position, name, value), source)
             elif name in _ACTIVATED and source.key and value is not None:
                 written[source.key] = self._activation_name(source.key, value)
+            elif source.per and value is not None:
+                divisor = written[source.per] ** source.per_power
+                number = inverse(lambda number, by=divisor: number / by, value, value * divisor)
+                written[source.key] = int(number) if number.is_integer() else number
             elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
                 written[source.key] = _written(name, value, source)
         inner = {key: value for key, value in written.items() if key.startswith(_ROTARY)}

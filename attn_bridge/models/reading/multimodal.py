@@ -26,7 +26,7 @@ MODELS = frozenset(
             "qwen2_5_vl",
             "qwen3_vl",
         ),
-        *("qwen3_5", "qwen3_5_moe", "moss_transcribe_diarize"),
+        *("qwen3_5", "qwen3_5_moe", "moss_transcribe_diarize", "emu3", "fuyu"),
     )
 )
 """``model_type`` of each."""

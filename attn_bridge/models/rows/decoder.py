@@ -19,7 +19,7 @@ QUANTISED = dict.fromkeys(
 
 TOWERS = towers(
     *("visual.", "vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual_embeddings_table."),
-    *("image_newline", "image_tower.", "video_tower.", "audio_tower."),
+    *("image_newline", "image_tower.", "video_tower.", "audio_tower.", "vqmodel.", "vision_embed_tokens."),
     *("multi_modal_projector.", "connector.", "aligner."),
     *("acoustic_tokenizer_encoder.", "semantic_tokenizer_encoder."),
 ) + tuple(
@@ -32,12 +32,18 @@ TOWERS = towers(
 OUTER = "language_model."
 """Prefix of all names of a multimodal model's text model, including the head, before `transformers` 5."""
 
-PREFIXES = ("model.", "", "model.language_model.", f"{OUTER}model.", "model.text_model.")
+OF_EMU = "text_model."
+"""The same prefix in files of Emu3."""
+
+PREFIXES = ("model.", "", "model.language_model.", f"{OUTER}model.", "model.text_model.", f"{OF_EMU}model.")
 
 EMBEDDINGS = [
     Row("{prefix}embed_tokens.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
     Row("lm_head.weight", ("out_head.weight",), optional=True, branch="head/model"),
-    Row(f"{OUTER}lm_head.weight", ("out_head.weight",), optional=True, branch=f"head/{OUTER}model."),
+    *(
+        Row(f"{outer}lm_head.weight", ("out_head.weight",), optional=True, branch=f"head/{outer}model.")
+        for outer in (OUTER, OF_EMU)
+    ),
 ]
 FINAL_NORM = Row("{prefix}norm.weight", ("final_norm.scale",))
 

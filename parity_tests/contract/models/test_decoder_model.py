@@ -89,12 +89,13 @@ def test_positions_types_and_the_layers_of_the_head_are_applied(backend):
     norm = LayerNormConfig(8, unit_offset=True)
     config = DecoderConfig(
         11, 8, (), norm, num_positions=6, position_offset=2, num_token_types=3, head_activation="relu2",
-        head_norm=norm, head_bias=True,
+        head_norm=norm, head_bias=True, embedding_norm=norm, norm_tokens=True,
     )  # fmt: skip
     model, random = backend.build("DecoderModel", config=config), np.random.default_rng(4)
     arrays = {row.rule.torch: random.normal(size=row.shape).astype("f4") for row in config.parameters}
     backend.load(model, arrays)
-    x = arrays["tok_emb.weight"][IDS] + arrays["pos_emb.weight"][2:6] + arrays["type_emb.weight"][0]
+    x = normalised(arrays["tok_emb.weight"][IDS], arrays["emb_norm.scale"], arrays["emb_norm.shift"])
+    x = x + arrays["pos_emb.weight"][2:6] + arrays["type_emb.weight"][0]
     x = normalised(x, arrays["final_norm.scale"], arrays["final_norm.shift"])
     x = np.maximum(x @ arrays["head_linear.weight"].T + arrays["head_linear.bias"], 0) ** 2
     x = normalised(x, arrays["head_norm.scale"], arrays["head_norm.shift"])

@@ -481,6 +481,7 @@ RULES: tuple[BadConfig, ...] = (
         ({"position_offset": -1}, "position_offset (-1) must be at least 1"),
         ({"num_positions": None, "position_offset": 2}, "position_offset (2) must be 0 without num_positions"),
         ({"num_token_types": 0}, "num_token_types (0) must be at least 1"),
+        ({"norm_tokens": True}, "norm_tokens (True) must be False without embedding_norm"),
         ({"head_norm": NORM}, "head_norm must be None without head_activation"),
         ({"head_activation": "relu", "head_norm": NARROW}, "emb_dim of head_norm (5) must be emb_dim (6)"),
         ({"emb_dim": 5}, "width of blocks[0] (6) must be emb_dim (5)"),

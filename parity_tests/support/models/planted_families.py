@@ -66,6 +66,8 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         rest = {name: source for name, source in fields.items() if name != "model.position_offset"}
         table = {"model.num_positions": KeySource(key=fields["model.num_positions"].key)}
         yield "positions not offset", dataclasses.replace(description, fields=rest | table)
+    if "model.norm_tokens" in fields:
+        yield "positions in the norm", with_field("model.norm_tokens", None)
     if "model.head_activation" in fields:
         yield "activation of the head", constant("model.head_activation", "quick_gelu")
     if "position.dim" in fields:
@@ -126,6 +128,13 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     for name in ("model.embedding_scale", "block.residual_scale"):
         if name in fields:
             yield f"without {name}", with_field(name, None)
+    for name, source in fields.items():
+        if source.per:
+            yield f"{name} not divided", with_field(name, dataclasses.replace(source, per="", per_power=1.0))
+        if source.per_power != 1.0:
+            yield f"{name} without a root", with_field(name, dataclasses.replace(source, per_power=1.0))
+        if source.share:
+            yield f"null of {source.key} not read", with_field(name, dataclasses.replace(source, share=""))
     if fields.get("model.logit_scale", KeySource(value=0)).key:
         source = fields["model.logit_scale"]
         yield (

@@ -80,8 +80,6 @@ APART = {
     "aria": "its text model is derived from transformers without what is around it",
     "aya_vision": "its text model, Cohere 2, is derived from transformers without what is around it",
     "cosmos3_omni": "its generator is part of the text model",
-    "emu3": "its text model is derived from transformers without what is around it",
-    "fuyu": "its text model is derived from transformers without what is around it",
     "hyperclovax_vision_v2": "its text model is derived from transformers without what is around it",
     "jev": "a linear mixer",
     "kimi_k25": "transformers saves layers of text as blocks",

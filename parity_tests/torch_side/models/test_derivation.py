@@ -13,7 +13,7 @@ from attn_bridge.cli.app import run
 from attn_bridge.masks import sliding_window
 from attn_bridge.models.derived import known, reading
 from attn_bridge.models.derived.description import loads
-from attn_bridge.models.rows.decoder import EMBEDDINGS, PREFIXES
+from attn_bridge.models.rows.decoder import EMBEDDINGS, OURS, PREFIXES
 from attn_parity.frameworks.torch.derivation import DerivationError, derive, proof, structure, subject, survey
 from attn_parity.frameworks.torch.derivation.key_changes import STRETCHED
 from attn_parity.frameworks.torch.running.promotion import promoted
@@ -30,12 +30,17 @@ def found(name):
     return subject.find(name).fitting(BY_NAME[name].fixed)
 
 
+OF_EXPERTS = tuple(f"{OURS}ff.{part}." for part in ("experts", "router", "shared"))
+
+
 def with_rows(description):
     """Return a description with rows of its own, where it uses another family's layout."""
     if description.rows:
         return description
     layout = known.layout_for(description)
     rows = tuple(row for row in layout.rows if row.check is None and row not in EMBEDDINGS)
+    if "experts.num_experts" not in description.fields:  # whose layout other families with experts share
+        rows = tuple(row for row in rows if not row.ours or not row.ours[0].startswith(OF_EXPERTS))
     prefixes = () if layout.prefixes == PREFIXES else layout.prefixes
     return dataclasses.replace(description, layout=f"{description.layout}-own", rows=rows, prefixes=prefixes)
 
@@ -75,7 +80,12 @@ QUICK = (
     *("hy_v3: without correction", "hy_v3: gate order of experts", "hy_v3: gate order of shared layers"),
     *("hy_v3: top k not read", "hy_v3: shared layers not read"),
     *("gpt_neox: sums elsewhere", "nemotron: 1 + w", "roberta: positions not offset", "roberta: sums elsewhere"),
-    *("roberta: activation of the head", "gptj: rotary channels not read"),
+    *("roberta: activation of the head", "blenderbot-small: positions in the norm"),
+    *(
+        "minicpm3: block.residual_scale without a root",
+        "minicpm3: model.logit_scale not divided",
+        "gptj: rotary channels not read",
+    ),
     *("solar_open: best of groups", "solar_open: without groups", "minimax_m2: router scores"),
     *("kolibri1: correction elsewhere", "hy_v3: correction in the weights", "phimoe: router scores"),
     *("glm4_moe_lite: channels with and without position exchanged", "glm4_moe_lite: rotary kind"),

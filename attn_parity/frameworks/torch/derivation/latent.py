@@ -37,6 +37,9 @@ FIELDS = {
 }
 """Our name of a width -> its key."""
 
+SHARED = "v_head_dim"
+"""Key of a width that is the heads' share of the model's where a config has none (MiniCPM 3)."""
+
 DIRECT, THROUGH = "queries/direct", "queries/latent"
 """Branches of the rows of queries: projected from the input itself, or from a latent."""
 
@@ -90,4 +93,10 @@ def fields(subject: ModelClass) -> dict[str, KeySource]:
     if lacking:
         raise DerivationError(f"{lacking[0]}: no such width in the config; the nearest is {FIELDS['latent_dim']}")
     outer = {inner: name for name, inner in getattr(subject.config_class, "attribute_map", {}).items()}
-    return {f"attention.{field}": KeySource(key=outer.get(key, key)) for field, key in FIELDS.items()}
+    defaults = subject.defaults
+    return {
+        f"attention.{field}": KeySource(
+            key=outer.get(key, key), share="num_attention_heads" if key == SHARED and defaults[key] is None else ""
+        )
+        for field, key in FIELDS.items()
+    }

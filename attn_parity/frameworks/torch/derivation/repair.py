@@ -118,7 +118,7 @@ def _size_of(subject: ModelClass, description: Description, key: str) -> str:
 def tidy(subject: ModelClass, parts: Structure, description: Description) -> Description:
     """Return the description with the keys that it reads as defaults, and a layout of others where that is the same."""
     description = _with_canonical_names(subject, description)
-    used = {key for source in description.fields.values() for key in (source.key, source.times)}
+    used = {key for source in description.fields.values() for key in (source.key, source.times, source.per)}
     used |= description.fixed.keys()
     used |= description.same.keys() | set(description.keys.values())
     used |= description.fixed_pattern.keys() | {
@@ -151,7 +151,9 @@ def _with_canonical_names(subject: ModelClass, description: Description) -> Desc
     """Return the description with the keys that a class has two names of under those that it reads them by."""
     name = subject.canonical
     fields = {
-        field: dataclasses.replace(source, key=name(source.key), times=name(source.times), less=name(source.less))
+        field: dataclasses.replace(
+            source, key=name(source.key), times=name(source.times), less=name(source.less), per=name(source.per)
+        )
         for field, source in description.fields.items()
     }
     return dataclasses.replace(

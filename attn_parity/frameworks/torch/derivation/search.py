@@ -54,10 +54,11 @@ def _alternatives(*fields: Fields) -> Choice:
 def _scales(subject: ModelClass) -> Iterator[Choice]:
     """Yield the choices of scales, from keys that the class reads."""
 
-    def keyed(field: str, key: str, *powers: float) -> Iterator[Choice]:
+    def keyed(field: str, key: str, *powers: float, per: str = "", per_power: float = 1.0) -> Iterator[Choice]:
         for name in sorted(subject.read):
             if name.rpartition(".")[2] == key and isinstance(subject.usual(name), int | float):
-                yield _alternatives(*({field: KeySource(key=name, power=power)} for power in powers), {})
+                sources = (KeySource(key=name, power=power, per=per, per_power=per_power) for power in powers)
+                yield _alternatives(*({field: source} for source in sources), {})
 
     yield from keyed("attention.scale", "attention_multiplier", 1.0)
     yield from keyed("attention.scale", "query_pre_attn_scalar", -0.5)
@@ -67,11 +68,14 @@ def _scales(subject: ModelClass) -> Iterator[Choice]:
     yield from keyed("attention.softcap", "attn_logit_softcapping", 1.0)
     yield from keyed("attention.clip", "clip_qkv", 1.0)
     yield from keyed("block.residual_scale", "residual_multiplier", 1.0)
+    yield from keyed("block.residual_scale", "scale_depth", 1.0, per="num_hidden_layers", per_power=0.5)
     yield from keyed("model.logit_scale", "logits_scaling", -1.0, 1.0)
+    yield from keyed("model.logit_scale", "dim_model_base", 1.0, per="hidden_size")
     yield from keyed("model.logit_scale", "logit_scale", 1.0, -1.0)
     yield from keyed("model.logit_softcap", "final_logit_softcapping", 1.0)
-    if "embedding_multiplier" in subject.read:
-        yield from keyed("model.embedding_scale", "embedding_multiplier", 1.0)
+    multiplier = next((key for key in ("embedding_multiplier", "scale_emb") if key in subject.read), None)
+    if multiplier is not None:
+        yield from keyed("model.embedding_scale", multiplier, 1.0)
     else:
         yield _alternatives({}, {"model.embedding_scale": KeySource(key="hidden_size", power=0.5)})
 
@@ -183,6 +187,8 @@ def _choices(subject: ModelClass, parts: Structure) -> list[Choice]:
         choices.append(_alternatives(*({"feed_forward.hidden_dim": one} for one in widths)))
     if parts.outside.tables:
         choices.append(_alternatives(*parts.outside.tables))
+    if parts.outside.tables and parts.outside.embedding_norm:
+        choices.append(_alternatives({}, {"model.norm_tokens": _constant(True)}))
     if parts.outside.head_linear:
         choices.append(_alternatives(*({"model.head_activation": one} for one in activations)))
     if parts.experts is not None:

@@ -78,7 +78,9 @@ _ODD: dict[str, Any] = {
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon"), 0.05),
     "attention_multiplier": 0.41,
     "residual_multiplier": 0.63,
-    "embedding_multiplier": 1.7,
+    **dict.fromkeys(("embedding_multiplier", "scale_emb"), 1.7),
+    "scale_depth": 1.1,
+    "dim_model_base": 40,
     "logits_scaling": 1.9,
     "logit_scale": 0.37,
     "query_pre_attn_scalar": 11,
@@ -102,6 +104,7 @@ _RESOLVED = (
     "ffn_hidden_size",
     "num_kv_heads",
     "decoder_vocab_size",
+    "v_head_dim",
 )
 """Numbers that a class without a default computes from others of the same config."""
 
@@ -284,11 +287,12 @@ def find(model_type: str) -> ModelClass:
             config_class = model_class.config_class  # the class runs the text model of a multimodal one
             model_type = config_class.model_type
         base = config_class()
-        sizes = {
-            key: value
-            for key, value in _SIZES.items()
-            if hasattr(base, key) and not isinstance(getattr(config_class, key, None), property)
-        }
+
+        def has_field(key: str) -> bool:
+            """Return whether a config may set the key; a property that it computes from others is not a key."""
+            return hasattr(base, key) and not isinstance(getattr(config_class, key, None), property)
+
+        sizes = {key: value for key, value in _SIZES.items() if has_field(key)}
         if LATENT in sizes:
             sizes = {key: value for key, value in sizes.items() if key != "head_dim"}
             sizes |= {"num_key_value_heads": sizes["num_attention_heads"]} if "num_key_value_heads" in sizes else {}
@@ -308,7 +312,7 @@ def find(model_type: str) -> ModelClass:
         if subject.mixed_layers:
             with contextlib.suppress(Exception):  # a class that has one kind of layer alone
                 read |= _keys_read(subject, subject.keys(layer_types=subject.mixed_layers))
-        odd = {key: value for key, value in _ODD.items() if key in read and hasattr(base, key)}
+        odd = {key: value for key, value in _ODD.items() if key in read and has_field(key)}
         odd |= {key: _ODD[end] for key in read if (end := key.rpartition(".")[2]) in _ODD and key in subject.defaults}
         subject = dataclasses.replace(subject, sizes={**sizes, **odd}, read=read)
         for key in sorted(read & subject.defaults.keys()):
