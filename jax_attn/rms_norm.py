@@ -25,13 +25,14 @@ class RMSNorm(nnx.Module):
         emb_dim: width of the features.
         eps: constant added to the mean square.
         unit_offset: whether features are multiplied by ``1 + scale`` (Gemma), which starts at 0, and not by ``scale``.
+        affine: whether features are scaled.
         rngs: taken like in every module; a norm draws nothing.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
 
     Raises:
-        ValueError: `emb_dim` below 1, or `eps` not positive and finite.
-        TypeError: `unit_offset` is not a bool.
+        ValueError: `emb_dim` below 1, `eps` not positive and finite, or `unit_offset` without a scale.
+        TypeError: `unit_offset` or `affine` is not a bool.
     """
 
     def __init__(
@@ -39,14 +40,16 @@ class RMSNorm(nnx.Module):
         emb_dim: int,
         eps: float = 1e-6,
         unit_offset: bool = False,
+        affine: bool = True,
         *,
         rngs: Rngs,
         param_dtype: DTypeLike = jnp.float32,
         dtype: DTypeLike | None = None,
     ):
-        self.config = RMSNormConfig(emb_dim, eps, unit_offset)
-        start = 0.0 if unit_offset else 1.0
-        self.scale = nnx.Param(jnp.full(emb_dim, start, param_dtype))
+        self.config = RMSNormConfig(emb_dim, eps, unit_offset, affine)
+        if affine:
+            start = 0.0 if unit_offset else 1.0
+            self.scale = nnx.Param(jnp.full(emb_dim, start, param_dtype))
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
@@ -56,9 +59,12 @@ class RMSNorm(nnx.Module):
             ValueError: a last dimension other than `emb_dim`.
             TypeError: an input that is not floating point.
         """
-        x = functional.as_features(x, self.scale, self.config.emb_dim)
-        out_dtype = self.dtype or jnp.promote_types(x.dtype, self.scale.dtype)
+        config = self.config
+        x = functional.as_features(x, self.scale if config.affine else x, config.emb_dim)
+        out_dtype = self.dtype or (jnp.promote_types(x.dtype, self.scale.dtype) if config.affine else x.dtype)
         wide = x.astype(functional.wide_dtype(x))
-        normalised = wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + self.config.eps)
+        normalised = wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + config.eps)
+        if not config.affine:
+            return normalised.astype(out_dtype)
         scale = self.scale.astype(wide.dtype)
-        return (normalised * (1.0 + scale if self.config.unit_offset else scale)).astype(out_dtype)
+        return (normalised * (1.0 + scale if config.unit_offset else scale)).astype(out_dtype)

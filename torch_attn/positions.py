@@ -66,7 +66,7 @@ def apply_rotary(
         x: ``(B, T, H, D)``.
         cos: ``(T, i)`` or ``(B, T, i)``; turns ``2 * i`` channels.
         sin: like `cos`.
-        pairing: ``"half"`` or ``"interleaved"``, see `attn_bridge.specs.Rotary`.
+        pairing: ``"half"``, ``"interleaved"`` or ``"reversed"``, see `attn_bridge.specs.Rotary`.
 
     Returns:
         Like `x`; computed in the dtype of the tables, rounded once.
@@ -79,8 +79,8 @@ def apply_rotary(
             sin[..., None, :],
         )
     turning, rest = x[..., : 2 * cos.shape[-1]].to(cos.dtype), x[..., 2 * cos.shape[-1] :]
-    cos, sin = cos[..., None, :], sin[..., None, :]
-    if pairing == "half":
+    cos, sin = cos[..., None, :], (-sin if pairing == "reversed" else sin)[..., None, :]
+    if pairing != "interleaved":
         first, second = rearrange(turning, "b t h (two i) -> two b t h i", two=2)
         turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
     else:

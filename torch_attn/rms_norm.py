@@ -24,13 +24,14 @@ class RMSNorm(Resettable):
         emb_dim: width of the features.
         eps: constant added to the mean square.
         unit_offset: whether features are multiplied by ``1 + scale`` (Gemma), which starts at 0, and not by ``scale``.
+        affine: whether features are scaled.
         rngs: taken like in every module; a norm draws nothing.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
     Raises:
-        ValueError: `emb_dim` below 1, or `eps` not positive and finite.
-        TypeError: `unit_offset` is not a bool.
+        ValueError: `emb_dim` below 1, `eps` not positive and finite, or `unit_offset` without a scale.
+        TypeError: `unit_offset` or `affine` is not a bool.
     """
 
     def __init__(
@@ -38,19 +39,22 @@ class RMSNorm(Resettable):
         emb_dim: int,
         eps: float = 1e-6,
         unit_offset: bool = False,
+        affine: bool = True,
         *,
         rngs: JaxRngs | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.config = RMSNormConfig(emb_dim, eps, unit_offset)
-        start = 0.0 if unit_offset else 1.0
-        self.scale = nn.Parameter(torch.full((emb_dim,), start, device=device, dtype=dtype))
+        self.config = RMSNormConfig(emb_dim, eps, unit_offset, affine)
+        if affine:
+            start = 0.0 if unit_offset else 1.0
+            self.scale = nn.Parameter(torch.full((emb_dim,), start, device=device, dtype=dtype))
 
     @torch.no_grad()
     def _reset_own(self) -> None:
-        self.scale.fill_(0.0 if self.config.unit_offset else 1.0)
+        if self.config.affine:
+            self.scale.fill_(0.0 if self.config.unit_offset else 1.0)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Normalise ``x`` of shape ``(..., emb_dim)`` and scale it, in float32, in float64 for float64 input.
@@ -59,8 +63,11 @@ class RMSNorm(Resettable):
             ValueError: a last dimension other than `emb_dim`.
             TypeError: an input that is not floating point.
         """
-        x = functional.as_features(x, self.scale, self.config.emb_dim)
+        config = self.config
+        x = functional.as_features(x, self.scale if config.affine else x, config.emb_dim)
         wide = x.to(functional.wide_dtype(x))
-        normalised = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.config.eps)
+        normalised = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + config.eps)
+        if not config.affine:
+            return normalised.to(x.dtype)
         scale = self.scale.to(wide.dtype)
-        return (normalised * (1.0 + scale if self.config.unit_offset else scale)).to(x.dtype)
+        return (normalised * (1.0 + scale if config.unit_offset else scale)).to(x.dtype)

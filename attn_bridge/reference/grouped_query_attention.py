@@ -80,7 +80,8 @@ def _norm(
     arguments = config.norm_arguments(name)
     if not config.has_layer_norms:
         eps, unit_offset = arguments["eps"], arguments["unit_offset"]
-        return rms_norm(heads, parameters[f"{name}.scale"], eps=eps, unit_offset=unit_offset)
+        scale = parameters[f"{name}.scale"] if arguments.get("affine", True) else np.ones(arguments["emb_dim"])
+        return rms_norm(heads, scale, eps=eps, unit_offset=unit_offset)
     own = {key: parameters[f"{name}.{key}"] for key in ("scale", "shift")}
     normalised, _ = layer_norm(LayerNormConfig(**arguments), own, heads)
     return normalised

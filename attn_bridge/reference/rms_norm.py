@@ -25,7 +25,8 @@ def reference(
     """
     if attention_mask is not None:
         raise ValueError("attention_mask must be None, a norm attends to nothing")
-    return rms_norm(as_double(x), parameters["scale"], eps=config.eps, unit_offset=config.unit_offset), None
+    scale = parameters["scale"] if config.affine else np.ones(config.emb_dim)
+    return rms_norm(as_double(x), scale, eps=config.eps, unit_offset=config.unit_offset), None
 
 
 def rms_norm(x: np.ndarray, scale: np.ndarray, *, eps: float, unit_offset: bool = False) -> np.ndarray:

@@ -24,7 +24,8 @@ def rotate(heads: np.ndarray, rotary: Rotary, positions: np.ndarray) -> np.ndarr
         frequency = rotary.base ** (-2.0 * index / channels)
         if rotary.scaling is not None:
             frequency = rotary.scaling.frequencies(rotary.base, width)[index]
-        first, second = (pair, pair + width // 2) if rotary.pairing == "half" else (2 * pair, 2 * pair + 1)
+        first, second = (2 * pair, 2 * pair + 1) if rotary.pairing == "interleaved" else (pair, pair + width // 2)
+        first, second = (second, first) if rotary.pairing == "reversed" else (first, second)
         cos, sin = (rotary.table_factor * function(at * frequency) for function in (np.cos, np.sin))
         result[..., first] = heads[..., first] * cos - heads[..., second] * sin
         result[..., second] = heads[..., second] * cos + heads[..., first] * sin

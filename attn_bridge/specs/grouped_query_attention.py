@@ -31,6 +31,7 @@ class QKNorm:
         rotated: whether the norms are of rotated heads (HunYuan); before any rotary position otherwise.
         kind: ``"rms"`` divides by the root mean square, ``"layer"`` takes off the mean as well and adds a shift
             (Persimmon).
+        affine: whether normed features are scaled (NanoChat's are not).
     """
 
     scope: Literal["head", "full"] = "head"
@@ -38,13 +39,14 @@ class QKNorm:
     unit_offset: bool = False
     rotated: bool = False
     kind: Literal["rms", "layer"] = dataclasses.field(default="rms", metadata={LATER: True})
+    affine: bool = dataclasses.field(default=True, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         for field, names in (("scope", ("head", "full")), ("kind", ("rms", "layer"))):
             value = getattr(self, field)
             if value not in names:
                 raise ValueError(f"{field} ({printable(repr(value))}) must be one of {', '.join(map(repr, names))}")
-        norm = RMSNormConfig(1, self.eps, self.unit_offset)  # checks them
+        norm = RMSNormConfig(1, self.eps, self.unit_offset, self.affine)  # checks them
         object.__setattr__(self, "eps", norm.eps)
         if not isinstance(self.rotated, bool):
             raise TypeError(f"rotated must be a bool, got {type(self.rotated).__name__}")
@@ -173,7 +175,8 @@ class GroupedQueryAttentionConfig(Config):
         query_width, key_width, head_dim, _ = self._sizes
         full = query_width if name == "q_norm" else key_width
         width = full if self.qk_norm.scope == "full" else head_dim
-        return {"emb_dim": width, "eps": self.qk_norm.eps, "unit_offset": self.qk_norm.unit_offset}
+        norm = self.qk_norm
+        return {"emb_dim": width, "eps": norm.eps, "unit_offset": norm.unit_offset, "affine": norm.affine}
 
     @property
     def has_layer_norms(self) -> bool:

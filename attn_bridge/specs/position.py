@@ -37,8 +37,11 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 MAX_DISTANCE = (1 << 31) - 1
 """Positions are int32 in JAX."""
 
-Pairing = Literal["half", "interleaved"]
-"""Which channels turn together: ``half`` the i-th of both halves (Hugging Face), ``interleaved`` neighbours (Meta)."""
+Pairing = Literal["half", "interleaved", "reversed"]
+"""Which channels turn together: ``half`` the i-th of both halves (Hugging Face), ``interleaved`` neighbours (Meta).
+
+``reversed`` turns those of ``half`` the other way round (NanoChat).
+"""
 
 AxesLayout = Literal["sections", "interleaved", "axial", "strided"]
 """Which pairs of channels turn by which row of positions, and how fast: see `Rotary`."""
@@ -281,7 +284,8 @@ class Rotary:
     Attributes:
         base: wavelengths go from ``2 pi`` to nearly ``2 pi * base``.
         dim: number of channels that turn, even; None is all of a head.
-        pairing: ``"half"`` turns channel ``i`` with ``i + dim // 2``, ``"interleaved"`` ``2 i`` with ``2 i + 1``.
+        pairing: ``"half"`` turns channel ``i`` with ``i + dim // 2``, ``"interleaved"`` ``2 i`` with ``2 i + 1``,
+            ``"reversed"`` the pairs of ``half`` by the negative angle.
         scaling: stretches the positions.
         axes: number of pairs of channels that turn by each row of positions ``(rows, B, T)``, such as time, height and
             width; None for one position per token.

@@ -179,5 +179,5 @@ class DecoderBlock(Resettable):
 def make_norm(config: RMSNormConfig | LayerNormConfig, **options: Any) -> RMSNorm | LayerNorm:
     """Return the norm of a config; `options` are those of both classes."""
     if isinstance(config, RMSNormConfig):
-        return RMSNorm(config.emb_dim, config.eps, config.unit_offset, **options)
+        return RMSNorm(config.emb_dim, config.eps, config.unit_offset, config.affine, **options)
     return LayerNorm(config.emb_dim, config.eps, config.affine, config.bias, config.unit_offset, **options)

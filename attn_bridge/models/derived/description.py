@@ -41,8 +41,8 @@ class KeySource:
             takes the key as it is.
         less: key of a whole number that is subtracted from the one under the key; "" subtracts nothing.
         plus: whole number that is added to the one under the key.
-        per: key of a number, such as the width of the model, whose `per_power` divides the one under the key; "" divides
-            by nothing.
+        per: key of a number, such as the width of the model, whose `per_power` divides the one under the key;
+            "" divides by nothing.
         per_power: exponent of the number under `per` (0.5 for a residual that is divided by the root of the depth).
         value: the constant.
     """

@@ -208,7 +208,7 @@ RULES: tuple[BadConfig, ...] = (
     *_kinds("MultiHeadLatentAttentionConfig", {"position": "Rotary or None", "mask": "Mask"}),
     BadConfig("SparseIndexedAttentionConfig", {"indexer": "x"}, TypeError, "indexer must be an Indexer, got str"),
     *_kinds("SparseIndexedAttentionConfig", {"position": "Rotary or None", "mask": "Mask"}),
-    _choices("Indexer", "pairing", "'half', 'interleaved'"),
+    _choices("Indexer", "pairing", "'half', 'interleaved', 'reversed'"),
     *_relations(
         "MultiHeadLatentAttentionConfig",
         ({"position": specs.Rotary(dim=2)}, "dim of Rotary (2) must be rope_dim (4)"),
@@ -298,7 +298,7 @@ RULES: tuple[BadConfig, ...] = (
     BadConfig("Rotary", {"axes": 4}, TypeError, "axes must be a tuple of integers, got int"),
     BadConfig("Rotary", {"axes": (4.0, 4)}, TypeError, "axes[0] must be an integer, got float"),
     BadConfig("Rotary", {"axes": (4, True)}, TypeError, "axes[1] must be an integer, got bool"),
-    _choices("Rotary", "pairing", "'half', 'interleaved'"),
+    _choices("Rotary", "pairing", "'half', 'interleaved', 'reversed'"),
     _choices("Rotary", "layout", "'sections', 'interleaved', 'axial', 'strided'"),
     BadConfig("Rotary", {"base": "x"}, TypeError, "base must be a number, got str"),
     BadConfig("Rotary", {"dim": True}, TypeError, "dim of Rotary must be an integer, got bool"),

@@ -56,7 +56,7 @@ SIZES: dict[str, Any] = {
     "embedding_size": 32,
 }
 
-LATENT = ("deepseek", "glm_moe_dsa", "glm4_moe_lite", "youtu")
+LATENT = ("deepseek", "glm_moe_dsa", "glm4_moe_lite", "minicpm3", "youtu")
 """Begins of families with as many keys as queries, which are made of a latent."""
 
 

@@ -25,7 +25,9 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     def constant(name: str, value) -> Description:
         return with_field(name, KeySource(value=value))
 
-    if fields["norm.kind"].value == "rms":
+    if "norm.affine" in fields:
+        yield "mean taken off", constant("norm.kind", "layer" if fields["norm.kind"].value == "rms" else "rms")
+    elif fields["norm.kind"].value == "rms":
         offset = fields.get("norm.unit_offset", KeySource(value=False)).value
         yield "1 + w", constant("norm.unit_offset", not offset)
         mean = with_field("norm.unit_offset", None).fields
@@ -48,7 +50,11 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     if "qk_norm.kind" in fields:
         rows = tuple(row for row in description.rows if not row.ours[0].endswith(("q_norm.shift", "k_norm.shift")))
         yield "mean of q and k not taken off", dataclasses.replace(with_field("qk_norm.kind", None), rows=rows)
-    if "qk_norm.scope" in fields:
+    if "qk_norm.affine" in fields:
+        rest = {name: source for name, source in fields.items() if not name.startswith("qk_norm.")}
+        yield "queries and keys not normed", dataclasses.replace(description, fields=rest)
+        yield "norms of q and k elsewhere", with_field("qk_norm.rotated", None)
+    elif "qk_norm.scope" in fields:
         yield "1 + w of q and k", constant("qk_norm.unit_offset", True)
         if fields["qk_norm.scope"].value == "head":
             rotated = fields.get("qk_norm.rotated", KeySource(value=False)).value
@@ -81,6 +87,8 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     elif "position.kinds" in fields:
         pairing = fields.get("position.pairing", KeySource(value="half")).value
         yield "rotary kind", constant("position.pairing", "half" if pairing == "interleaved" else "interleaved")
+        if pairing != "interleaved":
+            yield "positions turned back", constant("position.pairing", "half" if pairing == "reversed" else "reversed")
         if "position.nested" in fields:
             kinds = description.defaults["rope_parameters"]
             turned = dict(zip(kinds, reversed(kinds.values()), strict=True))

@@ -29,6 +29,14 @@ _SIZES = {
 STRETCHED: dict[str, str | float] = {"rope_type": "dynamic", "factor": 3.0, "alpha": 50.0, "rope_theta": 900.0}
 """Rotary positions whose ``alpha`` stretches the base in some models."""
 
+LONGER: dict[str, str | float] = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "rope_theta": 900.0,
+    "original_max_position_embeddings": 8,
+}
+"""Rotary positions that scale queries and keys, which norms behind them take back."""
+
 GROWTH = "llama_4_scaling_beta"
 """Key in rotary parameters of the rate at which queries grow with their position."""
 
@@ -38,7 +46,7 @@ _ROTARY: tuple[dict[str, Any], ...] = (
     {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     {"rope_type": "linear", "factor": 3.0, "rope_theta": 900.0},
     {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 900.0},
-    {"rope_type": "yarn", "factor": 4.0, "rope_theta": 900.0, "original_max_position_embeddings": 8},
+    LONGER,
     {
         "rope_type": "llama3",
         "factor": 8.0,

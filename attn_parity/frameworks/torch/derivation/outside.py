@@ -124,7 +124,10 @@ def _in_files(model: nn.Module, head: str, blocks: str) -> str:
 
 
 def _order(model: nn.Module, tensors: dict[str, torch.Tensor], blocks: str, bias: str) -> list[str]:
-    """Return the names of the modules with tensors, of norms, and of the blocks, in order of calls; idle ones last."""
+    """Return the names of the modules with tensors, of norms, and of the blocks, in order of calls; idle ones last.
+
+    A norm without tensors may be called both before the blocks and behind them (NanoChat).
+    """
     order: list[str] = []
     holders = {name.rpartition(".")[0] for name in tensors if name != bias}
     norms = {name for name, module in model.named_modules() if is_norm(module) and not name.startswith(f"{blocks}.")}
@@ -137,7 +140,9 @@ def _order(model: nn.Module, tensors: dict[str, torch.Tensor], blocks: str, bias
         model(torch.tensor([[3, 5, 4, 7]]))
     for handle in handles:
         handle.remove()
-    return [blocks if name == first else name for name in dict.fromkeys([*order, *sorted(holders)])]
+    names = [blocks if name == first else name for name in dict.fromkeys([*order, *sorted(holders)])]
+    behind = set(order[order.index(first) :]) & set(order[: order.index(first)]) - holders
+    return names + [name for name in order if name in behind][: len(behind)]
 
 
 def is_norm(module: nn.Module) -> bool:

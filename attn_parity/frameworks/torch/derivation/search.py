@@ -15,12 +15,13 @@ from attn_bridge.models.derived.description import Description, KeySource
 from attn_bridge.models.derived.reading import FamilyReader, layout_of
 from attn_bridge.models.reading.decoders import ACTIVATIONS as ACTIVATION_NAMES
 from attn_bridge.specs.feed_forward import Activation
+from attn_bridge.specs.position import Pairing
 from attn_bridge.weights.rows import Row
 
 from ..running.promotion import promoted
 from . import experts as mixtures
 from . import latent, proof, rows, structure
-from .key_changes import GROWTH, STRETCHED, is_nested
+from .key_changes import GROWTH, LONGER, STRETCHED, is_nested
 from .structure import Structure
 from .subject import LAYERS, DerivationError, ModelClass
 
@@ -89,12 +90,16 @@ def _norms(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
     is_layer = bool(bias.key or bias.value)
     offset, from_one = ({**kind, "norm.unit_offset": _constant(True)} for kind in (rms, layer))
     if not any(name.endswith(f"{parts.norms[0]}.weight") for name in parts.tensors):
-        yield _alternatives({"norm.kind": _constant("layer"), "norm.bias": None, "norm.affine": _constant(False)})
+        bare: Fields = {"norm.bias": None, "norm.affine": _constant(False)}
+        yield _alternatives(*({**bare, "norm.kind": _constant(kind)} for kind in ("layer", "rms")))
     else:
         yield _alternatives(layer, from_one) if is_layer else _alternatives(rms, offset, layer)
     yield _alternatives(*({"norm.eps": one} for one in eps))
     child, names = parts.attention
-    if "q_norm" in names:
+    if parts.has_bare_norms:
+        bare = {"qk_norm.affine": _constant(False), "qk_norm.eps": eps[0]}
+        yield _alternatives({**bare, "qk_norm.rotated": _constant(True)}, bare)
+    elif "q_norm" in names:
         width = parts.shapes[f"{parts.front}{parts.layers}.0.{child}.{names['q_norm']}.weight"]
         scope = "full" if width[0] > parts.head_dim else "head"
         plain: Fields = {"qk_norm.scope": _constant(scope), "qk_norm.eps": eps[0]}
@@ -145,7 +150,7 @@ def _positions(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
     flags = [key for key in subject.read & defaults.keys() if "interleave" in key]
     yield _alternatives(
         *({"position.pairing": KeySource(key=key)} for key in flags),
-        *({"position.pairing": _constant(pairing)} for pairing in ("half", "interleaved")),
+        *({"position.pairing": _constant(pairing)} for pairing in get_args(Pairing)),
     )
     yield _alternatives({"position.partial": _constant(False)}, {"position.partial": _constant(True)})
     if not is_nested(rotary):
@@ -308,7 +313,7 @@ def propose(subject: ModelClass, parts: Structure) -> Description:
         DerivationError: none does; the message names the first module at which the likeliest differs.
     """
     base = _base(subject, parts)
-    probes = _probes(subject)
+    probes = _probes(subject, parts)
     first: Description | None = None
     for fields, arguments in _proposals(_choices(subject, parts)):
         renamed = arguments.pop("renamed", {})
@@ -331,8 +336,8 @@ def _prefixes(parts: Structure, written: Sequence[Row]) -> tuple[str, ...]:
     return (parts.front,) if parts.front and not is_whole else tuple(dict.fromkeys((parts.front, "")))
 
 
-def _probes(subject: ModelClass) -> list[tuple[Any, dict[str, Any], Any]]:
-    """Return instance, config file and logits: of the usual config, as whole and short files, and of partial rotary."""
+def _probes(subject: ModelClass, parts: Structure) -> list[tuple[Any, dict[str, Any], Any]]:
+    """Return instance, config file and logits: of the usual config, as whole and short files, and of other rotary ones."""
     changes: list[dict[str, Any]] = [{}]
     if SWITCH in subject.defaults and not subject.defaults.get("layer_types"):
         changes.append({SWITCH: not subject.defaults[SWITCH]})
@@ -341,6 +346,7 @@ def _probes(subject: ModelClass) -> list[tuple[Any, dict[str, Any], Any]]:
         half = {"rope_type": "default", "rope_theta": 40.0, "partial_rotary_factor": 0.5}
         changes.append({"rope_parameters": dict.fromkeys(rotary, half) if is_nested(rotary) else half})
         changes += [] if is_nested(rotary) else [{"rope_parameters": STRETCHED}]
+        changes += [{"rope_parameters": LONGER}] if parts.has_bare_norms else []
     if subject.mixed_layers:
         switched = {SWITCH: True} if SWITCH in subject.defaults else {}
         changes.append({"layer_types": subject.mixed_layers, **switched})

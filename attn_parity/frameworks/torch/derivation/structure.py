@@ -131,6 +131,12 @@ class Structure:
         return f"{self.front}{self.layers}.0.{join(child, names[role])}.bias" in self.tensors
 
     @property
+    def has_bare_norms(self) -> bool:
+        """Whether queries have norms without tensors."""
+        child, names = self.attention
+        return "q_norm" not in names and any(join(child, name) in self.classes for name in ATTENTION["q_norm"])
+
+    @property
     def is_usual(self) -> bool:
         """Whether embeddings, blocks and head have the names of Llama."""
         return (self.front, self.layers, self.outside.embedding, self.outside.head) == (
