@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from ..hints import Evidence
 from ..pair import SIDES
@@ -19,6 +20,7 @@ from .leaves import (
     distance,
     fed,
     fed_cotangents,
+    got_apart,
     match_by_place,
     match_leaves,
     match_outputs,
@@ -119,13 +121,19 @@ def force(
         if (best.forward or 0.0) <= limit:
             break
     assert best is not None
+    if (best.forward or 0.0) > limit and not strict and got_apart(calls, feeds[0].groups):
+        return dataclasses.replace(free, problem=f"its inputs have other shapes: {_shapes(calls, 'inputs')}")
     return best
 
 
 def shapes_apart(calls: Mapping[Side, Call]) -> str:
     """Return a message on the different output shapes of two calls."""
-    shapes = (", ".join(str(leaf.shape) for leaf in calls[side].outputs) for side in SIDES)
-    return f"its outputs have other shapes: {' and '.join(shapes)}"
+    return f"its outputs have other shapes: {_shapes(calls, 'outputs')}"
+
+
+def _shapes(calls: Mapping[Side, Call], what: Literal["inputs", "outputs"]) -> str:
+    leaves = (calls[side].arguments.leaves if what == "inputs" else calls[side].outputs for side in SIDES)
+    return " and ".join(", ".join(str(leaf.shape) for leaf in each) for each in leaves)
 
 
 def apart_in(runs: Mapping[Side, Run], outputs: Sequence[LeafGroup]) -> float:

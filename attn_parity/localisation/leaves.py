@@ -122,6 +122,29 @@ def shaped_apart(first: Sequence[Array], second: Sequence[Array]) -> bool:
     return all(any(map(is_float, leaves)) for leaves in (first, second)) and not match_leaves(first, second)
 
 
+def got_apart(calls: Mapping[Side, Call], groups: Sequence[LeafGroup]) -> bool:
+    """Tell whether both sides get arrays that cannot be fed, and these hold other numbers.
+
+    A cell may get its input and its state joined on one side alone: all numbers of one are then among the other's.
+    Where code before gave rise to other numbers, two runs on them say nothing about the submodule. Masks are written
+    in ways of their own.
+    """
+    left = []
+    for side in ("first", "second"):
+        places = {place for group in groups for place in group.places(side)}
+        leaves = enumerate(calls[side].arguments.leaves)
+        rest = [leaf for place, leaf in leaves if place not in places and is_float(leaf) and not is_mask(leaf)]
+        left.append(np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in rest]) if rest else np.zeros(0))
+    if not all(numbers.size for numbers in left):
+        return False
+    fewer, more = sorted(left, key=len)
+    more = np.sort(more)
+    above = np.minimum(np.searchsorted(more, fewer), len(more) - 1)
+    below = np.maximum(above - 1, 0)
+    nearest = np.minimum(np.abs(fewer - more[above]), np.abs(fewer - more[below]))
+    return bool(nearest.max() > _CLOSE * np.abs(more).max())
+
+
 def other_layouts(
     first: Sequence[Array], second: Sequence[Array], groups: Sequence[LeafGroup]
 ) -> list[list[LeafGroup]]:

@@ -18,12 +18,13 @@ from ..matching.submodule_pairs import SHOWN, alternatives, differing, pair_modu
 from ..pair import SIDES, Pair
 from ..results.findings import Candidate, Divergence, ModuleNode, Side, shown
 from ..samples.sampling import Sample
+from ..sides.dtypes import is_float
 from ..sides.subject import Call
 from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, PairedCall, next_of
 from .changed_operations import ChangedOperations
 from .forcing import CallTrial, compare_freely, evidence_between, evidence_of, force
-from .leaves import shaped_apart
+from .leaves import got_apart, match_leaves, shaped_apart
 from .narrowing import SMALL_PART, Narrowed, Narrowing
 from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
 from .tree import Node, build, nearest, walk
@@ -151,6 +152,7 @@ class _Search:
             node = reshaped
         elif self.aim == "meaning":
             code = self.narrowing.narrowed(node, direction)
+            code = dataclasses.replace(code, candidates=(*self._feeding(node, code.candidates), *code.candidates))
         else:
             code = self.narrowing.losing(node, self.enough)
         for visited in walk(self.root):
@@ -355,6 +357,18 @@ class _Search:
                 return leaf
         return None
 
+    def _feeding(self, node: Node, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the code in front of what first gets other shapes, if a place is in a submodule that gets others."""
+        ordered = sorted((one for one in walk(node) if one is not node and one.calls), key=lambda one: one.order)
+        ends = [end for one in candidates[:1] for end in (one.path, *(one.between or ()))]
+        inside = next((one for one in ordered if _holds_some(one, ends) and _gets_other_numbers(one)), None)
+        if inside is None:
+            return []
+        first = next(number for number, one in enumerate(ordered) if one is inside or _is_of_other_shapes(one))
+        before = ordered[first - 1].path if first else node.path
+        between = before or "", ordered[first].path or ""
+        return [Candidate(node.paths["first"], node.paths["second"], between)]
+
     def _judged(self, node: Node) -> Iterator[Node]:
         """Yield the nearest judged submodules, descending into those that could not be judged."""
         for child in nearest(node):
@@ -450,3 +464,21 @@ class _Search:
 def _get_other_shapes(node: Node) -> bool:
     """Tell whether the first call of a submodule gets arrays of other shapes on the two sides."""
     return shaped_apart(*(call.arguments.leaves for call in node.calls[0]))
+
+
+def _holds_some(node: Node, paths: Sequence[str]) -> bool:
+    return any(f"{path}.".startswith(f"{node.path}.") for path in paths)
+
+
+def _gets_other_numbers(node: Node) -> bool:
+    calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
+    return got_apart(calls, match_leaves(*(calls[side].arguments.leaves for side in SIDES)))
+
+
+def _is_of_other_shapes(node: Node) -> bool:
+    """Tell whether a submodule returns other shapes, and gets an array that is not among those of its counterpart."""
+    calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
+    groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
+    floats = {side: sum(map(is_float, calls[side].arguments.leaves)) for side in SIDES}
+    is_whole = all(sum(len(group.places(side)) for group in groups) == floats[side] for side in SIDES)
+    return not is_whole and shaped_apart(*(calls[side].outputs for side in SIDES))

@@ -452,3 +452,58 @@ def test_gradients_in_evidence_have_the_first_sides_axes():
 def test_two_modules_that_agree_have_no_place():
     assert SIDES == ("first", "second")
     assert place(model(TorchBlock), model(TorchBlock), X) is None
+
+
+class Field(nn.Module):
+    """The right-hand side of a differential equation, which gets its time joined to its state, or as a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = TorchLinear(WIDTH + 1, WIDTH)
+
+    def forward(self, state, time=None):
+        joined = state if time is None else torch.cat([state, torch.full_like(state[..., :1], time)], -1)
+        return torch.tanh(self.fc(joined))
+
+
+class Steps(nn.Module):
+    def __init__(self, is_joined, size=0.5):
+        super().__init__()
+        self.field, self.is_joined, self.size = Field(), is_joined, size
+
+    def forward(self, x):
+        for step in range(2):
+            time = torch.full_like(x[..., :1], float(step))
+            slope = self.field(torch.cat([x, time], -1)) if self.is_joined else self.field(x, float(step))
+            x = x + self.size * slope
+        return x
+
+
+def test_a_submodule_whose_inputs_cannot_be_fed_is_judged_by_the_calls_that_get_the_same_numbers():
+    assert place(Steps(True), Steps(False, 0.6)) == ("", "forward", ("field", ""))
+
+
+class Pooling(nn.Module):
+    """Attention of queries to keys, which may be more or fewer."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = TorchLinear(WIDTH, WIDTH), TorchLinear(WIDTH, WIDTH)
+
+    def forward(self, query, key):
+        return torch.softmax(self.query(query) @ self.key(key).swapaxes(-1, -2), -1) @ key
+
+
+class Pooled(nn.Module):
+    def __init__(self, is_wrong=False):
+        super().__init__()
+        self.fewer, self.same, self.pool, self.is_wrong = Pooling(), Pooling(), Pooling(), is_wrong
+
+    def forward(self, x):
+        fewer = self.fewer(x[:, :2], x)
+        return self.pool(x[:, :1], self.same(fewer if self.is_wrong else x, fewer))
+
+
+def test_a_submodule_that_gets_other_numbers_in_other_shapes_is_not_blamed():
+    found = planted.place(Pooled(), Pooled(is_wrong=True)).divergence
+    assert (found.path, found.between) == ("", ("fewer.key", "same"))
