@@ -83,6 +83,24 @@ def softmaxes(logits: Array, axes: Sequence[int], *, is_log: bool) -> Iterator[t
             yield over, shifted - np.log(total) if is_log else np.exp(shifted) / total
 
 
+def logsumexps(operand: Array, axes: Sequence[int]) -> Iterator[tuple[str, Array]]:
+    """Yield the maximum for a logsumexp, and logsumexps over other axes."""
+    yield "a maximum for the logsumexp", operand.max(axis=tuple(axes))
+    for axis in range(operand.ndim):
+        if (axis,) != tuple(axes):
+            largest = operand.max(axis=axis, keepdims=True)
+            total = np.log(np.exp(operand - largest).sum(axis=axis))
+            over = f"a logsumexp over axis {axis} of {operand.ndim} for axis {', '.join(map(str, axes))}"
+            yield over, total + largest.squeeze(axis)
+
+
+def scaled_transforms(made: Array, count: int) -> Iterator[tuple[str, Array]]:
+    """Yield a Fourier transform of some number of points with another normalisation."""
+    for text, factor in (("times", 1.0), ("over", -1.0)):
+        yield f"the Fourier transform {text} sqrt({count})", made * count ** (0.5 * factor)
+        yield f"the Fourier transform {text} {count}", made * count**factor
+
+
 def reductions(operand: Array, axes: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield other axes to reduce."""
     for count in range(1, operand.ndim + 1):

@@ -49,6 +49,17 @@ def gated(x, part):
     return (parts[0] + parts[part]) * parts[1]
 
 
+def square(x):
+    return jnp.concatenate([x, x[:, :1]], 1)
+
+
+def gates(x, order):
+    given, kept = (jnp.split(jnp.tile(part, 3) * jnp.arange(1.0, 13.0), 3, axis=-1) for part in (x, x[:, ::-1]))
+    reset, update, new = ((given[part], kept[part]) for part in order)
+    sigmoid = jax.nn.sigmoid
+    return sigmoid(sum(update)) * jnp.tanh(new[0] + sigmoid(sum(reset)) * new[1])
+
+
 FAULTS = {
     "a softmax over axis 2 of 3 for axis 1": (lambda x: softmax(x, -1), lambda x: softmax(x, 1)),
     "parts 2 and 3 of 4 exchanged": (lambda x: recurrent(x, (0, 1, 2, 3)), lambda x: recurrent(x, (0, 1, 3, 2))),
@@ -68,6 +79,22 @@ FAULTS = {
     "no addition of its second operand": (lambda x: jax.nn.sigmoid(x), lambda x: jax.nn.sigmoid(x + 1.0)),
     "SiLU for relu": (lambda x: jax.nn.silu(x) * 2, lambda x: jax.nn.relu(x) * 2),
     "ReLU of the result of mul": (lambda x: jax.nn.relu(x * 2) + 1, lambda x: x * 2 + 1),
+    "the biased variance for the unbiased": (lambda x: x / x.var(-1).sum(), lambda x: x / x.var(-1, ddof=1).sum()),
+    "a logsumexp over axis 1 of 3 for axis 2": (
+        lambda x: jax.nn.logsumexp(square(x), 1),
+        lambda x: jax.nn.logsumexp(square(x), 2),
+    ),
+    "a maximum for the logsumexp": (lambda x: x.max(1) * 2, lambda x: jax.nn.logsumexp(x, 1) * 2),
+    "a sort in the other direction": (lambda x: -jnp.sort(-x, 1), lambda x: jnp.sort(x, 1)),
+    "the Fourier transform over sqrt(4)": (
+        lambda x: jnp.fft.fft(x, norm="ortho").real,
+        lambda x: jnp.fft.fft(x).real,
+    ),
+    "argmin for argmax": (lambda x: x * x.argmin(-1)[..., None], lambda x: x * x.argmax(-1)[..., None]),
+    "parts 0 and 1 of 3 exchanged wherever 3 are split": (
+        lambda x: gates(x, (0, 1, 2)),
+        lambda x: gates(x, (1, 0, 2)),
+    ),
     "> for >=": (lambda x: jnp.where(x.round() > 0, x, 0), lambda x: jnp.where(x.round() >= 0, x, 0)),
 }
 

@@ -20,6 +20,10 @@ def recurrent(x, with_bonus):
     return torch.stack(outputs, 1)
 
 
+def square(x):
+    return torch.cat([x, x[:, :1]], 1)
+
+
 FAULTS = {
     "no addition of its second operand": (lambda x: recurrent(x, False), lambda x: recurrent(x, True)),
     "a softmax over axis 1 of 3 for axis 2": (lambda x: x.softmax(1), lambda x: x.softmax(-1)),
@@ -31,6 +35,19 @@ FAULTS = {
     "a mean for the sum": (lambda x: x.mean(1), lambda x: x.sum(1)),
     "SiLU for gelu": (functional.silu, functional.gelu),
     "exp of the negated operand": (lambda x: torch.exp(-x) * 2, lambda x: torch.exp(x) * 2),
+    "a reduction of axes [1] for [2]": (lambda x: square(x).sum(1), lambda x: square(x).sum(2)),
+    "a logsumexp over axis 1 of 3 for axis 2": (lambda x: square(x).logsumexp(1), lambda x: square(x).logsumexp(2)),
+    "a maximum for the logsumexp": (lambda x: x.amax(1) * 2, lambda x: x.logsumexp(1) * 2),
+    "the Fourier transform times 4": (lambda x: torch.fft.fft(x).real, lambda x: torch.fft.fft(x, norm="forward").real),
+    "argmin for argmax": (lambda x: x * x.argmin(-1, keepdim=True), lambda x: x * x.argmax(-1, keepdim=True)),
+    "the mean of each window for its maximum": (
+        lambda x: functional.avg_pool1d(x, 2, 1).sin(),
+        lambda x: functional.max_pool1d(x, 2, 1).sin(),
+    ),
+    "the maximum of each window for its mean": (
+        lambda x: functional.max_pool2d(x, (2, 1)),
+        lambda x: functional.avg_pool2d(x, (2, 1)),
+    ),
     "2.5 for 1.5": (lambda x: x / (x * x + 2.5), lambda x: x / (x * x + 1.5)),
     ">= for >": (lambda x: x * (x.round() >= 0), lambda x: x * (x.round() > 0)),
     "positions 1 lower": (lambda x: x * torch.arange(4), lambda x: x * torch.arange(1, 5)),

@@ -24,7 +24,10 @@ from ....hints.changes import (
     binaries,
     comparisons,
     functions,
+    logsumexps,
     orders,
+    reductions,
+    scaled_transforms,
     shifts,
     softmaxes,
     solved,
@@ -227,6 +230,15 @@ def ways_of(call: TorchCall) -> Ways:
     if name in COMPARISONS and len(call.args) == 2:
         left, right = (np.asarray(_array(one) if isinstance(one, Tensor) else one) for one in call.args)
         yield from comparisons(name, left, right)
+    if name in ("argmin", "argmax") and len(_axes(call, operand)) == 1:
+        other = {"argmin": "argmax", "argmax": "argmin"}[name]
+        value = getattr(np, other)(operand, axis=_axes(call, operand)[0])
+        yield f"{other} for {name}", value.reshape(plain.shape).astype(plain.dtype)
+    if name.startswith("fft_") and plain.dtype.kind in "fc":
+        axes = call.kwargs.get("dim", -1 if not name.endswith("2") else (-2, -1))
+        sizes = operand.shape if operand.size > plain.size else plain.shape
+        if isinstance(axes, (int, tuple, list)):
+            yield from scaled_transforms(plain, int(np.prod([sizes[axis] for axis in np.atleast_1d(axes)])))
     if plain.dtype.kind != "f" or operand.dtype.kind != "f":
         return
     if name in BINARY and len(call.args) == 2 and not call.kwargs:
@@ -236,6 +248,8 @@ def ways_of(call: TorchCall) -> Ways:
         axis = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1)
         if isinstance(axis, int):
             yield from softmaxes(operand, (axis % operand.ndim,), is_log=name == "log_softmax")
+    elif name == "logsumexp" and plain.ndim < operand.ndim:
+        yield from logsumexps(operand, _axes(call, operand))
     elif name == "roll":
         moved, axes = call.args[1:3] if len(call.args) > 2 else ((), ())
         if isinstance(moved, int) and isinstance(axes, int):
@@ -246,10 +260,37 @@ def ways_of(call: TorchCall) -> Ways:
     elif name in ("sum", "mean") and plain.size:
         count = operand.size / plain.size
         yield ("a mean for the sum", plain / count) if name == "sum" else ("a sum for the mean", plain * count)
+        for text, others in reductions(operand, _axes(call, operand)):
+            value = getattr(operand, name)(axis=others, keepdims=plain.ndim == operand.ndim)
+            if value.shape == plain.shape:
+                yield text, value
+    elif name in ("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"):
+        yield from _pools(call, name)
     elif name in UNARY and operand.shape == plain.shape:
         yield from functions(name, operand, plain)
         if name == "exp":
             yield "exp of the negated operand", np.exp(-operand)
+
+
+def _axes(call: TorchCall, operand: Array) -> tuple[int, ...]:
+    """Return the axes that a call reduces, all without one."""
+    axes = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+    axes = (axes,) if type(axes) is int else axes
+    is_list = isinstance(axes, (tuple, list)) and all(type(axis) is int for axis in axes)
+    return tuple(axis % operand.ndim for axis in axes) if is_list and axes else tuple(range(operand.ndim))
+
+
+def _pools(call: TorchCall, name: str) -> Ways:
+    """Yield the mean of each window for its maximum, or the other way round."""
+    names = ("input", "kernel_size", "stride", "padding")
+    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    kept = {key: given[key] for key in names if given.get(key) is not None}
+    other = name.replace("max", "avg") if name.startswith("max") else name.replace("avg", "max")
+    words = {"max": "maximum", "avg": "mean"}
+    with torch.no_grad():
+        value = getattr(torch.nn.functional, other)(**kept)
+    if value.shape == call.result.shape:
+        yield f"the {words[other[:3]]} of each window for its {words[name[:3]]}", _array(value)
 
 
 def _array(tensor: Tensor) -> Array:

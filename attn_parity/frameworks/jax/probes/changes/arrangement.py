@@ -65,6 +65,16 @@ def of_reversal(run: Interpreter, program: Program, at: int, operation: Operatio
     yield ProgramChange("no reversal", at, {at: lambda read: [read(operation.operands[0])]})
 
 
+def of_sort(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield the results from the largest to the smallest."""
+    axis = operation.params["dimension"]
+    yield ProgramChange(
+        "a sort in the other direction",
+        at,
+        {at: lambda read: [np.flip(item, axis) for item in plain(run, operation, read)]},
+    )
+
+
 def of_parts(run: Interpreter, program: Program) -> Iterator[ProgramChange]:
     """Yield other orders of the parts that one value is split into."""
     groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
@@ -74,6 +84,15 @@ def of_parts(run: Interpreter, program: Program) -> Iterator[ProgramChange]:
                 groups.setdefault((operation.operands[0], at, variable.aval.shape), []).append((at, index))
         elif operation.name in ("slice", "squeeze", "dynamic_slice") and isinstance(operation.operands[0], int):
             groups.setdefault((operation.operands[0], -1, operation.equation.outvars[0].aval.shape), []).append((at, 0))
+    split = [members for members in groups.values() if program.operations[members[0][0]].name == "split"]
+    for count in dict.fromkeys(map(len, split)):
+        alike = [members for members in split if len(members) == count in range(2, MOST_PARTS + 1)]
+        if len(alike) > 1:  # as the gates of the input and those of the state
+            for text, order in orders(count):
+                results = {
+                    at: made for members in alike for at, made in _exchanged(run, program, members, order).items()
+                }
+                yield ProgramChange(f"{text} wherever {count} are split", alike[0][0][0], results)
     for members in groups.values():
         if not 1 < len(members) <= 2 * MOST_PARTS:
             continue
@@ -83,8 +102,8 @@ def of_parts(run: Interpreter, program: Program) -> Iterator[ProgramChange]:
         for (mine, part), (other, number) in itertools.permutations(enumerate(numbers), 2):
             for at in program.takes.get(part, ()):
                 if at not in {at for at, _ in members}:
-                    results = {at: with_other(run, program.operations[at], part, number)}
-                    yield ProgramChange(f"part {other} of {len(numbers)} for part {mine}", at, results)
+                    replaced = {at: with_other(run, program.operations[at], part, number)}
+                    yield ProgramChange(f"part {other} of {len(numbers)} for part {mine}", at, replaced)
 
 
 def _exchanged(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jax.extend import core
 
-from .....hints.changes import binaries, comparisons, functions, softmaxes
+from .....hints.changes import binaries, comparisons, functions, logsumexps, softmaxes
 from .....hints.layers import ACTIVATIONS
 from .....sides.subject import Array
 from ..numpy_interpreter import Interpreter
@@ -71,6 +71,12 @@ def of_binary(run: Interpreter, program: Program, at: int, operation: Operation)
         yield ProgramChange("a sum for the mean", at, {at: lambda read: [read(operation.operands[0])]})
     if operation.name in ("sub", "div"):
         yield from _of_softmax(program, at, operation)
+    if operation.name == "add":
+        yield from _of_logsumexp(program, at, operation)
+    if operation.name == "sub" and not plain.shape and operation.called[-1:] in (("_var",), ("_std",)):
+        yield ProgramChange(
+            "the biased variance for the unbiased", at, {at: lambda read: [read(operation.operands[0])]}
+        )
 
     def ways(left: Array, right: Array) -> Iterator[tuple[str, Value]]:
         return binaries(operation.name, left, right, np.broadcast_to(np.nan, plain.shape))
@@ -96,6 +102,25 @@ def _of_softmax(program: Program, at: int, operation: Operation) -> Iterator[Pro
 
     names = sampled(lambda x: softmaxes(x, axes, is_log=is_log), [total.equation.invars[0].aval])
     yield from lazily(at, ways, names)
+
+
+def _of_logsumexp(program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield the maximum, and logsumexps over other axes, for log(sum(exp(x - m))) + m."""
+    log = next((item for operand in operation.operands if (item := program.maker(operand, "log")) is not None), None)
+    total = None if log is None else program.maker(log.operands[0], "reduce_sum", "abs")
+    total = program.maker(total.operands[0], "reduce_sum") if total is not None and total.name == "abs" else total
+    exponential = None if total is None else program.maker(total.operands[0], "exp")
+    shifted = None if exponential is None else program.maker(exponential.operands[0], "sub")
+    if total is None or shifted is None:
+        return
+    logits, axes = shifted.operands[0], total.params["axes"]
+    keeps = operation.equation.outvars[0].aval.ndim == total.equation.invars[0].aval.ndim
+
+    def ways(read: Read) -> Iterator[tuple[str, Value]]:
+        for text, value in logsumexps(np.asarray(read(logits)), axes):
+            yield text, np.expand_dims(value, axes) if keeps else value
+
+    yield from lazily(at, ways, sampled(lambda x: logsumexps(x, axes), [total.equation.invars[0].aval]))
 
 
 def of_comparison(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:

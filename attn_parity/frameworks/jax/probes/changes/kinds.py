@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from .....hints.changes import BINARY, COMPARISONS
 from ..numpy_interpreter import Interpreter
-from .arrangement import of_concatenation, of_padding, of_parts, of_reversal, of_transpose
+from .arrangement import of_concatenation, of_padding, of_parts, of_reversal, of_sort, of_transpose
 from .elementwise import (
     UNARY,
     of_binary,
@@ -19,7 +19,7 @@ from .elementwise import (
     of_unary,
 )
 from .program import Program, ProgramChange
-from .reductions import of_convolution, of_cumulation, of_loop, of_product, of_reduction
+from .reductions import of_convolution, of_cumulation, of_loop, of_place, of_product, of_reduction, of_transform
 
 _KINDS: dict[tuple[str, ...], Callable[..., Iterator[ProgramChange]]] = {
     UNARY: of_unary,
@@ -35,6 +35,9 @@ _KINDS: dict[tuple[str, ...], Callable[..., Iterator[ProgramChange]]] = {
     ("conv_general_dilated",): of_convolution,
     ("cumsum", "cumprod"): of_cumulation,
     ("scan",): of_loop,
+    ("sort",): of_sort,
+    ("fft",): of_transform,
+    ("argmin", "argmax"): of_place,
     ("rev",): of_reversal,
 }
 """Names of operations -> their changes."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from .....hints.changes import reductions
+from .....hints.changes import reductions, scaled_transforms
 from .....sides.subject import Array
 from ..numpy_interpreter import Interpreter
-from .operands import with_equation
+from .operands import lazily, with_equation
 from .program import Atom, Function, Jaxpr, Operation, Program, ProgramChange, Read, Results, Value, plain
 
 
@@ -117,6 +117,28 @@ def of_cumulation(run: Interpreter, program: Program, at: int, operation: Operat
             at,
             {at: lambda read: [plain(run, operation, read)[0] - read(operation.operands[0])]},
         )
+
+
+def of_transform(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield Fourier transforms with another normalisation."""
+    count = int(np.prod(operation.params["fft_lengths"]))
+
+    def ways(read: Read) -> Iterator[tuple[str, Value]]:
+        return scaled_transforms(np.asarray(plain(run, operation, read)[0]), count)
+
+    yield from lazily(at, ways, [text for text, _ in scaled_transforms(np.ones(1), count)])
+
+
+def of_place(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield the place of the largest element for that of the smallest, or the other way round."""
+    (axis,) = operation.params["axes"]
+    other, function = ("argmax", np.argmax) if operation.name == "argmin" else ("argmin", np.argmin)
+    dtype = operation.equation.outvars[0].aval.dtype
+
+    def results(read: Read) -> list[Value]:
+        return [function(read(operation.operands[0]), axis=axis).astype(dtype)]
+
+    yield ProgramChange(f"{other} for {operation.name}", at, {at: results})
 
 
 def of_loop(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
