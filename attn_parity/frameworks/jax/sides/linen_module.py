@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
 import flax.core
@@ -24,6 +24,7 @@ from jax.typing import ArrayLike
 from jax_attn.backend import to_numpy
 
 from ....hints.settings import read as read_settings
+from ....sides.patching import replaced
 from ....sides.subject import Arguments, Arrays, ModuleFailedError, SideWeight, Submodule, signature_of
 from ..drawing import drawn_from, setting_of
 from ..recording import Tape
@@ -239,6 +240,7 @@ class LinenPart:
     def __init__(self, side: LinenModule, path: Path, template: Template | None):
         self._side, self._path, self._template = side, path, template
         self.changed: set[str] = set()
+        self._checked: set[Hashable] = set()
         roots = [path, *(template.outside if template else ())]
         self.names = {
             name for name, (_, where) in side.places.items() if any(where[: len(root)] == root for root in roots)
@@ -267,6 +269,7 @@ class LinenPart:
 
         with contextlib.ExitStack() as stack:
             owners: dict[int, tuple[str, str]] = {}
+            stack.enter_context(replaced(flax.core.Scope, "param", self._checked_once))
             stack.enter_context(linen.intercept_methods(_Interceptor(self._side, self._path, setting.tape, owners)))
             if setting.train:
                 spaces = {kind.__module__ for kind in type(side.module).__mro__}
@@ -277,6 +280,25 @@ class LinenPart:
         before, after = (_leaves(tree) for tree in (variables, result[1]))
         self.changed |= {dotted(path) for path, value in after.items() if before.get(path) is not value}
         return result[0]
+
+    def _checked_once(self, own: Callable[..., object]) -> Callable[..., object]:
+        """Return `Scope.param` that traces an initializer for its shape once, as this takes most of a small call."""
+
+        def param(
+            scope: flax.core.Scope, name: str, initialize: object, *given: Hashable, unbox: bool = True, **more: object
+        ) -> object:
+            shape = getattr(scope.get_variable("params", name), "shape", None)
+            key = (scope.path, name, given, shape)
+            if not given or more or not _is_hashable(key) or key not in self._checked:
+                value = own(scope, name, initialize, *given, unbox=unbox, **more)
+                if _is_hashable(key):
+                    self._checked.add(key)
+                return value
+            scope.reserve(name, "params")
+            value = scope.get_variable("params", name)
+            return flax.core.meta.unbox(value) if unbox else value
+
+        return param
 
     def _variables(self, weights: Mapping[str, object], setting: Setting) -> dict[str, Any]:
         side = self._side
@@ -291,6 +313,14 @@ class LinenPart:
                 node = node.setdefault(key, {})
             node[path[-1]] = jnp.asarray(number) if isinstance(number, np.ndarray) else number
         return tree
+
+
+def _is_hashable(key: object) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
 
 
 class _Interceptor:

@@ -281,3 +281,31 @@ def test_another_method_of_a_linen_module_can_be_called():
     attend = calls[-1]
     assert attend.arguments.kwargs == {"method": "attend"}
     np.testing.assert_allclose(attend.outputs[0], attend.arguments.leaves[0] @ table.T.astype(float), rtol=1e-12)
+
+
+def test_the_shape_of_an_initial_weight_is_computed_once():
+    shapes = []
+
+    def initial(key, shape, dtype=jnp.float32):
+        shapes.append(shape)
+        return jnp.ones(shape, dtype)
+
+    boxed = linen_side(linen.Dense(3, kernel_init=linen.with_partitioning(initial, (None, None))), X)
+    plain = linen_side(linen.Dense(3, kernel_init=initial), X)
+    for one in (plain, boxed):
+        subject = subject_of(one)
+        weights = subject.weights()
+        subject.run(weights, Arguments((X,)))
+        before = len(shapes)
+        for mode in ("eager", "untraced", "jitter"):
+            subject.run(weights, Arguments((X,)), mode=mode)
+        assert len(shapes) == before > 0
+
+
+def test_a_weight_of_another_shape_is_refused_by_every_call():
+    module, variables = linen_side(linen.Dense(3), X)
+    wrong = {"params": {**variables["params"], "kernel": jnp.ones((X.shape[-1], 4))}}
+    subject = subject_of((module, wrong))
+    for _ in range(2):
+        with pytest.raises(ModuleFailedError, match="kernel"):
+            subject.run(subject.weights(), Arguments((X,)))
