@@ -123,11 +123,10 @@ def shaped_apart(first: Sequence[Array], second: Sequence[Array]) -> bool:
 
 
 def got_apart(calls: Mapping[Side, Call], groups: Sequence[LeafGroup]) -> bool:
-    """Tell whether both sides get arrays that cannot be fed, and these hold other numbers.
+    """Return whether both sides get arrays that cannot be fed, with different numbers.
 
     A cell may get its input and its state joined on one side alone: all numbers of one are then among the other's.
-    Where code before gave rise to other numbers, two runs on them say nothing about the submodule. Masks are written
-    in ways of their own.
+    Otherwise the code in front differs. Masks, whose form differs, do not count.
     """
     left = []
     for side in ("first", "second"):

@@ -358,13 +358,14 @@ class _Search:
         return None
 
     def _feeding(self, node: Node, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return the code in front of what first gets other shapes, if a place is in a submodule that gets others."""
-        ordered = sorted((one for one in walk(node) if one is not node and one.calls), key=lambda one: one.order)
-        ends = [end for one in candidates[:1] for end in (one.path, *(one.between or ()))]
-        inside = next((one for one in ordered if _holds_some(one, ends) and _gets_other_numbers(one)), None)
+        """Return the code in front of the first other shapes, if a place is in a submodule that gets other numbers."""
+        below = (inner for inner in walk(node) if inner is not node and inner.calls)
+        ordered = sorted(below, key=lambda inner: inner.order)
+        ends = [end for place in candidates[:1] for end in (place.path, *(place.between or ()))]
+        inside = next((inner for inner in ordered if _holds_some(inner, ends) and _gets_other_numbers(inner)), None)
         if inside is None:
             return []
-        first = next(number for number, one in enumerate(ordered) if one is inside or _is_of_other_shapes(one))
+        first = next(number for number, inner in enumerate(ordered) if inner is inside or _is_of_other_shapes(inner))
         before = ordered[first - 1].path if first else node.path
         between = before or "", ordered[first].path or ""
         return [Candidate(node.paths["first"], node.paths["second"], between)]
@@ -476,7 +477,7 @@ def _gets_other_numbers(node: Node) -> bool:
 
 
 def _is_of_other_shapes(node: Node) -> bool:
-    """Tell whether a submodule returns other shapes, and gets an array that is not among those of its counterpart."""
+    """Return whether a submodule returns other shapes, and gets an array that is not among those of its counterpart."""
     calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
     groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
     floats = {side: sum(map(is_float, calls[side].arguments.leaves)) for side in SIDES}

@@ -283,8 +283,8 @@ def _axes(call: TorchCall, operand: Array) -> tuple[int, ...]:
 def _pools(call: TorchCall, name: str) -> Ways:
     """Yield the mean of each window for its maximum, or the other way round."""
     names = ("input", "kernel_size", "stride", "padding")
-    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-    kept = {key: given[key] for key in names if given.get(key) is not None}
+    arguments = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    kept = {key: arguments[key] for key in names if arguments.get(key) is not None}
     other = name.replace("max", "avg") if name.startswith("max") else name.replace("avg", "max")
     words = {"max": "maximum", "avg": "mean"}
     with torch.no_grad():
