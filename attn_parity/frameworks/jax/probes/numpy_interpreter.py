@@ -410,7 +410,7 @@ def _gather(
     operand: np.ndarray,
     indices: np.ndarray,
     *,
-    dimension_numbers: Any,
+    dimension_numbers: jax.lax.GatherDimensionNumbers,
     slice_sizes: Sequence[int],
     mode: jax.lax.GatherScatterMode,
     fill_value: object = None,

@@ -281,16 +281,21 @@ class LinenPart:
         self.changed |= {dotted(path) for path, value in after.items() if before.get(path) is not value}
         return result[0]
 
-    def _checked_once(self, own: Callable[..., object]) -> Callable[..., object]:
+    def _checked_once(self, original: Callable[..., object]) -> Callable[..., object]:
         """Return `Scope.param` that traces an initializer for its shape once, as this takes most of a small call."""
 
         def param(
-            scope: flax.core.Scope, name: str, initialize: object, *given: Hashable, unbox: bool = True, **more: object
+            scope: flax.core.Scope,
+            name: str,
+            initialize: object,
+            *arguments: Hashable,
+            unbox: bool = True,
+            **more: object,
         ) -> object:
             shape = getattr(scope.get_variable("params", name), "shape", None)
-            key = (scope.path, name, given, shape)
-            if not given or more or not _is_hashable(key) or key not in self._checked:
-                value = own(scope, name, initialize, *given, unbox=unbox, **more)
+            key = (scope.path, name, arguments, shape)
+            if not arguments or more or not _is_hashable(key) or key not in self._checked:
+                value = original(scope, name, initialize, *arguments, unbox=unbox, **more)
                 if _is_hashable(key):
                     self._checked.add(key)
                 return value

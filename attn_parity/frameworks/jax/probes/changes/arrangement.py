@@ -26,7 +26,7 @@ def of_transpose(run: Interpreter, program: Program, at: int, operation: Operati
 
 
 def of_concatenation(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
-    """Yield other orders of what is joined, and other shifts where two parts of one value are exchanged."""
+    """Yield other orders of the joined parts, and other shifts where two parts of one value are exchanged."""
     axis = operation.params["dimension"]
     sizes = [item.aval.shape[axis] for item in operation.equation.invars]
     makers = [program.maker(item, "slice") for item in operation.operands]
