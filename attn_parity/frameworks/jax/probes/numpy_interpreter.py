@@ -238,8 +238,9 @@ def _unread(jaxpr: core.Jaxpr) -> frozenset[int]:
 
 
 def _calls(equation: core.JaxprEqn) -> bool:
-    values = (one for value in equation.params.values() for one in (value if isinstance(value, tuple) else (value,)))
-    return any(hasattr(one, "eqns") or hasattr(one, "jaxpr") for one in values)
+    values = equation.params.values()
+    parts = (part for value in values for part in (value if isinstance(value, tuple) else (value,)))
+    return any(hasattr(part, "eqns") or hasattr(part, "jaxpr") for part in parts)
 
 
 def last_uses(jaxpr: core.Jaxpr) -> dict[int, list[core.Var]]:
@@ -425,7 +426,7 @@ def _gather(
     window = [axis for axis in range(operand.ndim) if axis not in (*numbers.collapsed_slice_dims, *batching)]
     shape = (*batch, *[1] * len(window))
     is_inside = np.ones(batch, bool)
-    places = []
+    chosen = []
     for axis, size in enumerate(slice_sizes):
         start = np.zeros(batch, np.int64)
         if axis in numbers.start_index_map:
@@ -434,13 +435,13 @@ def _gather(
             start = np.clip(start, 0, operand.shape[axis] - size)
         elif axis in batching:
             start = np.indices(batch, sparse=True)[batching[axis]] + start
-        place = start.reshape(shape)
+        index = start.reshape(shape)
         if axis in window:
             steps = [1] * len(shape)
             steps[len(batch) + window.index(axis)] = size
-            place = place + np.arange(size).reshape(steps)
-        places.append(place)
-    made = operand[tuple(places)]
+            index = index + np.arange(size).reshape(steps)
+        chosen.append(index)
+    made = operand[tuple(chosen)]
     if mode == jax.lax.GatherScatterMode.FILL_OR_DROP and not is_inside.all():
         if operand.dtype.kind != "f":
             return NotImplemented  # what fills depends on the dtype
