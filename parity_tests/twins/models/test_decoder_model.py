@@ -6,6 +6,7 @@ import functools
 import json
 import operator
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ import torch_attn
 from attn_bridge import torch_to_flax
 from attn_parity.frameworks.torch.running.promotion import promoted
 from jax_attn.backend import get_weights as get_flax_weights
+from jax_attn.blocks.decoder_block import DecoderBlock
 from torch_attn.backend import get_weights, to_numpy
 
 from ...support.calls import cover
@@ -47,11 +49,14 @@ def load(side: str, name: str) -> Any:
 
 
 def _run_flax(model, ids, mask, positions):
-    x, hidden = model.embed(ids, positions), []
-    for block in model.trf_blocks:
+    call, hidden = DecoderBlock.__call__, []
+
+    def record(block, x, **arguments):
         hidden.append(x)
-        x = block(x, attention_mask=mask, positions=positions)
-    return model(ids, attention_mask=mask, positions=positions), hidden
+        return call(block, x, **arguments)
+
+    with mock.patch.object(DecoderBlock, "__call__", record):
+        return model(ids, attention_mask=mask, positions=positions), hidden
 
 
 @torch.no_grad()
