@@ -72,6 +72,13 @@ def test_the_page_shows_differences_their_place_and_the_command():
         assert phrase in page.words, phrase
 
 
+def test_the_first_screen_has_five_tensors_and_counts_all():
+    tensors = [equal_tensor(f"t{number}", verdict="different", message="apart") for number in range(7)]
+    (table,) = re.findall(r'<table class="worst-tensors">.*?</table>', as_html(Report("different", tensors)), re.S)
+    assert "7 of 7 tensors are not equal, the worst 5" in table
+    assert table.count("<tr>") == 5
+
+
 def test_the_pages_table_lists_failures_first_and_sorts():
     (table,) = re.findall(r'<table id="verdicts">.*?</table>', as_html(different_report()), re.S)
     rows = re.findall(r"<tr><th scope=\"row\">.*?</tr>", table, re.S)
