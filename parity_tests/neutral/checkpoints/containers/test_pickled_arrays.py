@@ -11,6 +11,8 @@ import pytest
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.checkpoints.containers.pickles import ndarrays
+from attn_bridge.checkpoints.containers.pickles.calls import Record
 
 W = np.arange(6, dtype=np.float32).reshape(2, 3) / 4
 TREE = {
@@ -31,6 +33,11 @@ NAMES = {
 def put(path, tree, protocol=4):
     path.write_bytes(pickle.dumps(tree, protocol))
     return path
+
+
+@pytest.mark.parametrize("code", [5, None, "S5", "M8", "f99999", "float32"])
+def test_a_dtype_without_numbers_of_known_width_is_shown_as_it_is(code):
+    assert ndarrays._dtype_of(Record("numpy.dtype", (code, False, True))) == (str(code), False)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
