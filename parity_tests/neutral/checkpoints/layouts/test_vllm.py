@@ -8,6 +8,7 @@ import safetensors.numpy
 
 from attn_bridge import checkpoints
 from attn_bridge.models import layouts
+from attn_bridge.models.libraries import vllm as library
 
 WIDTH, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS = 16, 12, 4, 2, 6, 3
 SIZES = {
@@ -27,6 +28,22 @@ MODELS = {
     "qwen3_moe": {**SIZES, "model_type": "qwen3_moe", "num_experts": EXPERTS, "moe_intermediate_size": HIDDEN},
     "llama": {**SIZES, "model_type": "llama"},
 }
+
+
+LAYER, OURS = "model.layers.0.", "trf_blocks.0."
+FORMS = {
+    "llama": (("input_layernorm", "post_attention_layernorm"), ("norm1", "norm2")),
+    "gemma": (("input_layernorm", "post_feedforward_layernorm"), ("norm1", "post_norm1")),
+    "olmo2": (("post_attention_layernorm", "post_feedforward_layernorm"), ("post_norm1", "post_norm2")),
+    "mixtral": (("input_layernorm", "block_sparse_moe.gate"), ("norm1", "ff.experts.0.fc1")),
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_the_names_of_either_side_show_the_kind_of_block(kind):
+    theirs, ours = FORMS[kind]
+    assert library._of_theirs({f"{LAYER}{name}.weight": () for name in theirs}, {}) == {"kind": kind}
+    assert library._of_ours({f"{OURS}{name}.weight": () for name in ours}, {}) == {"kind": kind}
 
 
 def model(folder, kind):
