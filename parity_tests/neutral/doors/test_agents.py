@@ -173,3 +173,20 @@ def test_arguments_of_a_tool_are_refused_in_one_line(arguments, message, calls):
     with pytest.raises(exceptions.ToolError) as error:
         anyio.run(serve(calls).call_tool, "laws", arguments)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "given"),
+    [
+        ("explain", {"report": "r1", "path": "output"}, ("r1", "output")),
+        ("laws", {"side": "net.py:A", "shapes": ["2,3"]}, ("net.py:A", None, ["2,3"], ())),
+        ("convert_plan", {"source": "a", "target": "b", "dtype": "f16"}, ("a", "b", None, None, None, "f16")),
+    ],
+)
+def test_a_tool_answers_what_its_call_returns(tool, arguments, given, calls, monkeypatch):
+    anyio = pytest.importorskip("anyio")
+    pytest.importorskip("mcp.server.mcpserver")
+    from attn_parity.agents.server import serve
+
+    monkeypatch.setattr(calls, tool, lambda *words: f"the answer to {words}")
+    assert f"the answer to {given}" in str(anyio.run(serve(calls).call_tool, tool, arguments))
