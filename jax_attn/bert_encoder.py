@@ -26,6 +26,7 @@ from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
 from .layer_norm import LayerNorm
+from .modes import takes_mode
 from .random import Rngs
 
 
@@ -67,6 +68,7 @@ class BertEncoder(Pretrained, nnx.Module):
         self.drop_emb = Dropout(rate, rngs=rngs)
         self.layers = nnx.List(BertLayer(self.config, **options) for _ in range(self.config.num_hidden_layers))
 
+    @takes_mode
     def __call__(
         self,
         ids: Int[Array, "B T"] | None = None,

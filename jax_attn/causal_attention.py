@@ -19,6 +19,7 @@ from attn_bridge.specs import CausalAttentionConfig
 from . import functional
 from .dropout import Dropout
 from .initial_weights import linear
+from .modes import takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
@@ -65,6 +66,7 @@ class CausalAttention(nnx.Module):
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
     @typed_as(AttentionCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

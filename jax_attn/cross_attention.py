@@ -22,6 +22,7 @@ from . import functional
 from .decoding.cache import KeyValueCache
 from .dropout import Dropout
 from .initial_weights import linear
+from .modes import takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, CrossAttentionCall
@@ -59,6 +60,7 @@ class CrossAttention(nnx.Module):
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @typed_as(CrossAttentionCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

@@ -28,6 +28,7 @@ from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
 from .losses import check_labels, mean_loss
+from .modes import takes_mode
 from .random import RandomSource, Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LayerCache
@@ -77,6 +78,7 @@ class DecoderModel(Pretrained, nnx.Module):
             self.out_head = linear(config.emb_dim, config.vocab_size, bias=False, **options)
 
     @typed_as(DecoderCall)
+    @takes_mode
     def __call__(
         self,
         tokens: Int[Array, "B T"] | None = None,

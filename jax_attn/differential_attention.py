@@ -22,6 +22,7 @@ from attn_bridge.specs import DifferentialAttentionConfig
 from . import functional
 from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .initial_weights import linear, normal
+from .modes import takes_mode
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
 from .signatures import DType, typed_as
@@ -63,6 +64,7 @@ class DifferentialAttention(nnx.Module):
         self.lambda_k2 = nnx.Param(0.1 * normal((config.head_dim,), **options))
 
     @typed_as(CachedAttentionCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

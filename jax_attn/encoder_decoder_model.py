@@ -27,6 +27,7 @@ from .decoding import generation
 from .embedding import Embedding
 from .initial_weights import linear
 from .losses import check_labels, mean_loss
+from .modes import takes_mode
 from .random import RandomSource, Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput
@@ -68,6 +69,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
             self.logits_bias = nnx.Param(jnp.zeros((1, config.vocab_size), param_dtype))
 
     @typed_as(EncoderDecoderCall)
+    @takes_mode
     def __call__(
         self,
         source: Source | None,

@@ -22,6 +22,7 @@ from attn_bridge.specs import GatedDeltaNetConfig
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear, uniform
+from .modes import takes_mode
 from .random import Rngs
 from .recurrent import recurrence
 from .recurrent.short_convolution import ShortConvolution
@@ -71,6 +72,7 @@ class GatedDeltaNet(nnx.Module):
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
 
     @typed_as(RecurrentCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

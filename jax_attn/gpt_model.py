@@ -31,6 +31,7 @@ from .embedding import Embedding
 from .initial_weights import linear
 from .layer_norm import LayerNorm
 from .losses import check_labels, mean_loss
+from .modes import takes_mode
 from .multi_head_attention import MultiHeadAttention
 from .random import Rngs
 from .signatures import DType, typed_as
@@ -74,6 +75,7 @@ class GPTModel(Pretrained, nnx.Module):
         self.out_head = linear(emb_dim, vocab_size, bias=False, **options)
 
     @typed_as(GPTCall)
+    @takes_mode
     def __call__(
         self,
         ids: Int[Array, "B T"] | None = None,
@@ -182,20 +184,20 @@ class GPTModel(Pretrained, nnx.Module):
         """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
         check_ids(functional.dtype_name(ids, "ids"), functional.shape_of(ids))
         options = options_of(max_new_tokens, 0.0, None, None, eos).checked(self.config.vocab_size)
-        given = np.asarray(ids).astype(np.int64)
-        check_range("ids", int(given.min()), int(given.max()), self.config.vocab_size)
+        prompt = np.asarray(ids).astype(np.int64)
+        check_range("ids", int(prompt.min()), int(prompt.max()), self.config.vocab_size)
         shown = functional.as_visible(attention_mask, "attention_mask")
         if shown is not None:
-            shown, wanted = np.asarray(shown), (given.shape[0], given.shape[1])
+            shown, wanted = np.asarray(shown), (prompt.shape[0], prompt.shape[1])
             check_padding(functional.shape_of(shown), functional.dtype_name(shown), shown, wanted)
 
         def steps() -> Iterator[tuple[Any, Any]]:
             # Windows of one length compile once; what stands after the last token, a causal model does not see.
             after = ((0, 0), (0, options.max_new_tokens))
-            tokens, mask = np.pad(given, after), None if shown is None else np.pad(shown, after, constant_values=True)
+            tokens, mask = np.pad(prompt, after), None if shown is None else np.pad(shown, after, constant_values=True)
             window = min(self.config.context_length, tokens.shape[1])
-            is_done = np.zeros(len(given), bool)
-            for length in range(given.shape[1], tokens.shape[1]):
+            is_done = np.zeros(len(prompt), bool)
+            for length in range(prompt.shape[1], tokens.shape[1]):
                 start = max(0, length - window)
                 seen = None if mask is None else mask[:, start : start + window]
                 token = _next_token(self, tokens[:, start : start + window], seen, length - start - 1)

@@ -23,6 +23,7 @@ from .decoding.cache import KeyValueCache, View, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
 from .layer_norm import LayerNorm
+from .modes import takes_mode
 from .positions import alibi_bias, apply_rotary, apply_temperature, relative_bias, relative_buckets, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
@@ -73,6 +74,7 @@ class GroupedQueryAttention(nnx.Module):
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @typed_as(CachedAttentionCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

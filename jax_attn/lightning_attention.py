@@ -23,6 +23,7 @@ from attn_bridge.specs import LightningAttentionConfig
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
+from .modes import takes_mode
 from .random import Rngs
 from .recurrent import decayed, recurrence
 from .rms_norm import RMSNorm
@@ -65,6 +66,7 @@ class LightningAttention(nnx.Module):
         self.out_proj = linear(config.width, config.d_out, bias=False, **options)
 
     @typed_as(RecurrentCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

@@ -21,6 +21,7 @@ from attn_bridge.specs import LinearAttentionConfig
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
+from .modes import takes_mode
 from .random import Rngs
 from .recurrent import recurrence
 from .signatures import DType, typed_as
@@ -61,6 +62,7 @@ class LinearAttention(nnx.Module):
         self.out_proj = linear(config.value_width, config.d_out, bias=config.out_bias, **options)
 
     @typed_as(LinearAttentionCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

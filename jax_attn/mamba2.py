@@ -22,6 +22,7 @@ from attn_bridge.specs import Mamba2Config
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear, uniform
+from .modes import takes_mode
 from .random import Rngs
 from .recurrent import decayed, recurrence
 from .recurrent.gated_norm import GatedNorm
@@ -71,6 +72,7 @@ class Mamba2(nnx.Module):
         self.out_proj = linear(config.width, config.d_out, use_bias, **options)
 
     @typed_as(RecurrentCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

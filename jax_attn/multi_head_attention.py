@@ -20,6 +20,7 @@ from attn_bridge.specs import MultiHeadAttentionConfig
 from . import functional
 from .dropout import Dropout
 from .initial_weights import linear
+from .modes import takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
@@ -69,6 +70,7 @@ class MultiHeadAttention(nnx.Module):
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
     @typed_as(AttentionCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

@@ -20,6 +20,7 @@ from attn_bridge.specs import MultiHeadAttentionWrapperConfig
 from . import functional
 from .causal_attention import CausalAttention
 from .dropout import Dropout
+from .modes import takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
@@ -71,6 +72,7 @@ class MultiHeadAttentionWrapper(nnx.Module):
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
     @typed_as(AttentionCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

@@ -21,6 +21,7 @@ from . import functional
 from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
+from .modes import takes_mode
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
@@ -68,6 +69,7 @@ class MultiHeadLatentAttention(nnx.Module):
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @typed_as(LatentAttentionCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

@@ -19,6 +19,7 @@ from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
 from .initial_weights import uniform
+from .modes import takes_mode
 from .random import Rngs, check_rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
@@ -60,6 +61,7 @@ class SelfAttention_v1(nnx.Module):
         self.dtype = dtype
 
     @typed_as(AttentionCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

@@ -18,6 +18,7 @@ from attn_bridge.specs import SelfAttentionV2Config
 
 from . import functional
 from .initial_weights import linear
+from .modes import takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
@@ -58,6 +59,7 @@ class SelfAttention_v2(nnx.Module):
         self.W_value = linear(d_in, d_out, bias=qkv_bias, **options)
 
     @typed_as(AttentionCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

@@ -15,10 +15,10 @@ from attn_bridge.masks import Mask
 
 from . import functional
 from .signatures import typed_as
-from .signatures.attention import AttentionCall, Output
+from .signatures.attention import Output, SimpleAttentionCall
 
 
-@typed_as(AttentionCall)
+@typed_as(SimpleAttentionCall)
 def simple_self_attention(
     x: Float[Array, "... t c"],
     *_misplaced: Never,

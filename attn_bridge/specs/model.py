@@ -50,7 +50,7 @@ class ModelConfig(Config):
             raise ValueError(f"config does not fit {cls.__name__}: {'; '.join(parts)}")
         return cls(**{key: value for key, value in config.items() if key in fields})
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the fields, parts as dicts too, for the loggers of the Trainer of `transformers`."""
         return dataclasses.asdict(self)
 
@@ -88,7 +88,7 @@ def accepts_use_cache(config: C) -> C:
         elif value:
             raise ValueError(f"use_cache ({printable(value)}) must be False: give the call a cache of init_cache")
 
-    config.__setattr__ = assign  # type: ignore[method-assign]  # dataclasses write theirs after the class body
+    type.__setattr__(config, "__setattr__", assign)  # dataclasses write theirs after the class body
     return config
 
 

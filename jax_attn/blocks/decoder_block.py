@@ -25,6 +25,7 @@ from ..layer_norm import LayerNorm
 from ..lightning_attention import LightningAttention
 from ..linear_attention import LinearAttention
 from ..mamba2 import Mamba2
+from ..modes import takes_mode
 from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..random import Rngs
 from ..rms_norm import RMSNorm
@@ -88,6 +89,7 @@ class DecoderBlock(nnx.Module):
         return getattr(self, self.config.attention_name)
 
     @typed_as(BlockCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "B T D"],

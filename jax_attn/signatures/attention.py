@@ -6,12 +6,14 @@ position, s key position, d and e widths.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar, Unpack, overload
 
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask
+
+from ..modes import ModeOptions
 
 if TYPE_CHECKING:
     from ..decoding.cache import KeyValueCache
@@ -27,7 +29,7 @@ Output: TypeAlias = Array | tuple[Array, Array]
 CachedOutput: TypeAlias = Array | tuple[Array, Array] | tuple[Array, C] | tuple[Array, Array, C]
 
 
-class AttentionOptions(TypedDict, total=False):
+class AttentionOptions(ModeOptions, total=False):
     """Arguments of every layer that do not change the type of its result."""
 
     attention_mask: AttentionMask | None
@@ -55,6 +57,23 @@ class CrossOptions(AttentionOptions, total=False):
     """Those of attention to a context."""
 
     context: Float[Array, "... s e"] | None
+
+
+class SimpleAttentionCall(Protocol):
+    """Attention without parameters, a function."""
+
+    @overload
+    def __call__(
+        self, x: X, *, attention_mask: AttentionMask | None = None, return_weights: Literal[False] = False
+    ) -> Array: ...
+    @overload
+    def __call__(
+        self, x: X, *, attention_mask: AttentionMask | None = None, return_weights: Literal[True]
+    ) -> tuple[Array, Array]: ...
+    @overload
+    def __call__(
+        self, x: X, *, attention_mask: AttentionMask | None = None, return_weights: bool = False
+    ) -> Output: ...
 
 
 class AttentionCall(Protocol):

@@ -7,11 +7,12 @@ key position, C channel of a frame, F frame.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack, overload
 
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from ..modes import ModeOptions
 from .attention import CachedOutput, LayerCache, Output
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ DecoderCache: TypeAlias = "tuple[LayerCache, ...]"
 EncoderDecoderCache: TypeAlias = "tuple[tuple[KeyValueCache, KeyValueCache | None], ...]"
 
 
-class GPTOptions(TypedDict, total=False):
+class GPTOptions(ModeOptions, total=False):
     """Arguments of `GPTModel` that do not change the type of its result."""
 
     attention_mask: Bool[Array, "..."] | Int[Array, "B S"] | None
     input_ids: Tokens | None
 
 
-class DecoderOptions(TypedDict, total=False):
+class DecoderOptions(ModeOptions, total=False):
     """Those of `DecoderModel`."""
 
     attention_mask: Bool[Array, "..."] | Int[Array, "B S"] | None

@@ -57,6 +57,23 @@ class CrossOptions(AttentionOptions, total=False):
     context: Float[Tensor, "... s e"] | None
 
 
+class SimpleAttentionCall(Protocol):
+    """Attention without parameters, a function."""
+
+    @overload
+    def __call__(
+        self, x: X, *, attention_mask: AttentionMask | None = None, return_weights: Literal[False] = False
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self, x: X, *, attention_mask: AttentionMask | None = None, return_weights: Literal[True]
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(
+        self, x: X, *, attention_mask: AttentionMask | None = None, return_weights: bool = False
+    ) -> Output: ...
+
+
 class AttentionCall(Protocol):
     """Attention without a cache."""
 
