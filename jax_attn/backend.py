@@ -173,10 +173,10 @@ def held_parts(module: nnx.Module) -> dict[str, list[Part]]:
     return parts
 
 
-def _part(held: Array, region: Region) -> np.ndarray:
+def _part(part: Array, region: Region) -> np.ndarray:
     # On an accelerator, a slice is copied to the host, and nothing is kept beside the array itself.
-    there = next(iter(held.devices())).platform == "cpu"
-    return np.asarray(held)[slices(region)] if there else np.asarray(held[slices(region)])
+    is_on_cpu = next(iter(part.devices())).platform == "cpu"
+    return np.asarray(part)[slices(region)] if is_on_cpu else np.asarray(part[slices(region)])
 
 
 def gathered(module: nnx.Module, value: object) -> list[Any]:
@@ -202,13 +202,13 @@ def _region(array: Array, region: Region) -> np.ndarray:
         if own in seen or any(start >= stop for start, stop in common):
             continue
         seen.add(own)
-        here, there = (
+        target, source = (
             tuple((start - first, stop - first) for (start, stop), (first, _) in zip(common, one, strict=True))
             for one in (own, region)
         )
         # On an accelerator, JAX keeps beside an array what it was once copied to the host as.
         data = shard.data if shard.device.platform == "cpu" else shard.data.copy()
-        array_of_region[slices(there)] = np.asarray(data)[slices(here)]
+        array_of_region[slices(source)] = np.asarray(data)[slices(target)]
     return array_of_region
 
 

@@ -380,12 +380,12 @@ def _numbers(length: Array, slots: int) -> Array:
     return last - (last - jnp.arange(slots)) % slots
 
 
-def _masked_view(held: Sequence[Array], cache: KeyValueCache, tokens: int, numbers: Array, mask: Mask) -> View:
+def _masked_view(stored: Sequence[Array], cache: KeyValueCache, tokens: int, numbers: Array, mask: Mask) -> View:
     """Return the view that the last `tokens` of a cache have of keys of these `numbers`; empty slots are hidden.
 
-    `held` are those keys, their values and positions, and whether they are visible.
+    `stored` are those keys, their values and positions, and whether they are visible.
     """
-    key, value, positions, visible = held
+    key, value, positions, visible = stored
     queries = cache.length - tokens + jnp.arange(tokens)
     allowed = mask.picked(numbers).allowed(queries[:, None], numbers[None, :])
     allowed = allowed & (numbers >= 0) & (numbers < cache.length)

@@ -52,8 +52,8 @@ def generate(
     """
     start = _begin(model, tokens, options, rng, attention_mask, source, source_mask)
     model, prompt, padding, logits, cache, numbers, known_options = start
-    found = jnp.asarray(np.pad(prompt, ((0, 0), (0, len(numbers)))))
-    return _continue(model, found, padding, logits, cache, numbers, prompt.shape[1], known_options, len(source))
+    sequences = jnp.asarray(np.pad(prompt, ((0, 0), (0, len(numbers)))))
+    return _continue(model, sequences, padding, logits, cache, numbers, prompt.shape[1], known_options, len(source))
 
 
 def stream(
@@ -162,32 +162,32 @@ def _read(
 @functools.partial(jax.jit, static_argnums=8)
 def _continue(
     model: nnx.Module,
-    found: Array,
+    sequences: Array,
     padding: Array,
     logits: Array,
     cache: Any,
     numbers: Array,
-    given: Array,
+    prompt_length: Array,
     options: Options,
     sources: int,
 ) -> Array:
     """Return all tokens: each is drawn from the logits, and read for the next ones, in one program."""
-    is_done = jnp.zeros(found.shape[0], bool)
+    is_done = jnp.zeros(sequences.shape[0], bool)
     new = numbers.shape[0]
 
-    def draw(step: Array, found: Array, logits: Array, is_done: Array) -> tuple[Array, Array, Array]:
+    def draw(step: Array, sequences: Array, logits: Array, is_done: Array) -> tuple[Array, Array, Array]:
         token, is_done = _draw(logits, numbers[step], options, is_done)
-        return lax.dynamic_update_slice_in_dim(found, token[:, None], given + step, 1), token, is_done
+        return lax.dynamic_update_slice_in_dim(sequences, token[:, None], prompt_length + step, 1), token, is_done
 
-    def advance(step: Array, held: Any) -> Any:
-        found, logits, cache, is_done = held
-        found, token, is_done = draw(step, found, logits, is_done)
-        at = given + step - padding
+    def advance(step: Array, state: Any) -> Any:
+        sequences, logits, cache, is_done = state
+        sequences, token, is_done = draw(step, sequences, logits, is_done)
+        at = prompt_length + step - padding
         logits, cache = _advance(model, token, at, cache, sources)
-        return found, logits, cache, is_done
+        return sequences, logits, cache, is_done
 
-    found, logits, _, is_done = lax.fori_loop(0, new - 1, advance, (found, logits, cache, is_done))
-    return draw(jnp.asarray(new - 1), found, logits, is_done)[0]
+    sequences, logits, _, is_done = lax.fori_loop(0, new - 1, advance, (sequences, logits, cache, is_done))
+    return draw(jnp.asarray(new - 1), sequences, logits, is_done)[0]
 
 
 def pick(logits: Float[Array, "B V"], numbers: Float[Array, "B"], options: Options) -> Int[Array, "B"]:

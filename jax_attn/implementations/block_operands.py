@@ -27,33 +27,33 @@ def false_of(operands: object) -> Array:
     return functools.reduce(jnp.logical_or, (first ^ first for first in firsts)).any()
 
 
-def _product(one: Array, axis: int, two: Array, other: int) -> Array:
+def _product(left: Array, axis: int, right: Array, other: int) -> Array:
     """Return the matrix product of each head over an axis of either side; one head needs no batch, which is slower.
 
     Where a side is narrow (bfloat16), the other one is rounded to it, and the products are summed in float32.
     """
     wide = None
-    if jnp.bfloat16 in (one.dtype, two.dtype):
-        one, two, wide = one.astype(jnp.bfloat16), two.astype(jnp.bfloat16), jnp.float32
-    if one.shape[0] == 1:
+    if jnp.bfloat16 in (left.dtype, right.dtype):
+        left, right, wide = left.astype(jnp.bfloat16), right.astype(jnp.bfloat16), jnp.float32
+    if left.shape[0] == 1:
         axes = (((axis - 1,), (other - 1,)), ((), ()))
-        return lax.dot_general(one[0], two[0], axes, preferred_element_type=wide)[None]
-    return lax.dot_general(one, two, (((axis,), (other,)), ((0,), (0,))), preferred_element_type=wide)
+        return lax.dot_general(left[0], right[0], axes, preferred_element_type=wide)[None]
+    return lax.dot_general(left, right, (((axis,), (other,)), ((0,), (0,))), preferred_element_type=wide)
 
 
-def times(one: Array, two: Array) -> Array:
-    """Return ``one @ two`` of each head."""
-    return _product(one, 2, two, 1)
+def times(left: Array, right: Array) -> Array:
+    """Return ``left @ right`` of each head."""
+    return _product(left, 2, right, 1)
 
 
-def times_transposed(one: Array, two: Array) -> Array:
-    """Return ``one @ two.T`` of each head."""
-    return _product(one, 2, two, 2)
+def times_transposed(left: Array, right: Array) -> Array:
+    """Return ``left @ right.T`` of each head."""
+    return _product(left, 2, right, 2)
 
 
-def transposed_times(one: Array, two: Array) -> Array:
-    """Return ``one.T @ two`` of each head."""
-    return _product(one, 1, two, 1)
+def transposed_times(left: Array, right: Array) -> Array:
+    """Return ``left.T @ right`` of each head."""
+    return _product(left, 1, right, 1)
 
 
 def sum_over_keys(block: Array) -> Array:
@@ -273,8 +273,8 @@ class Operands:
         high = high + (low_word < low)
         high, low_word = (jnp.broadcast_to(one, (plan.together, plan.rows, j.width)) for one in (high, low_word))
         words = generators.threefry_2x32((self.seed[0], self.seed[1]), jnp.stack([high, low_word]).ravel())
-        one, two = words.reshape(2, *low_word.shape)
-        mantissa = ((one ^ two) >> np.uint32(9)) | np.uint32(0x3F800000)
+        first_word, second_word = words.reshape(2, *low_word.shape)
+        mantissa = ((first_word ^ second_word) >> np.uint32(9)) | np.uint32(0x3F800000)
         uniform = lax.bitcast_convert_type(mantissa, jnp.float32) - 1.0
         return jnp.where(uniform < np.float32(1.0 - plan.dropout), 1.0 / (1.0 - plan.dropout), 0.0).astype(self.dtype)
 

@@ -111,7 +111,7 @@ class BlockPlan:
     def runs(self, i: int) -> list[tuple[bool, Columns]]:
         """Return the neighbouring columns that a block of rows sees, and whether they are to be masked."""
         runs = []
-        for is_seen, group in itertools.groupby(enumerate(self.visible[i]), lambda one: one[1] is not False):
+        for is_seen, group in itertools.groupby(enumerate(self.visible[i]), lambda pair: pair[1] is not False):
             blocks = list(group)
             if is_seen:
                 columns = Columns(blocks[0][0] * self.columns, len(blocks) * self.columns)

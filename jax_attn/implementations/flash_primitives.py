@@ -30,8 +30,8 @@ def forward(plan: BlockPlan, query: Array, key: Array, value: Array, *others: An
     if _adds_too_much(plan, bias):
         return blocked.PASSES.forward(plan, query, key, value, *others)
     sinks = None if sinks is None else _per_sequence(sinks, query)
-    names, given = _given(plan, sinks, masks, bias, seed)
-    context, top, total = _FORWARD.bind(query, key, value, *given, plan=plan, names=names)
+    names, optional = _given(plan, sinks, masks, bias, seed)
+    context, top, total = _FORWARD.bind(query, key, value, *optional, plan=plan, names=names)
     return context, top, total
 
 
@@ -40,9 +40,9 @@ def backward(plan: BlockPlan, query: Array, key: Array, value: Array, *others: A
     bias, sinks, masks, seed, context, top, total, d_context, d_total = others
     if _adds_too_much(plan, bias):
         return blocked.PASSES.backward(plan, query, key, value, *others)
-    names, given = _given(plan, None, masks, bias, seed)
+    names, optional = _given(plan, None, masks, bias, seed)
     operands = (query, key, value, context, top, total, d_context.astype(query.dtype), d_total)
-    d_query, d_key, d_value, slope, *rest = _BACKWARD.bind(*operands, *given, plan=plan, names=names)
+    d_query, d_key, d_value, slope, *rest = _BACKWARD.bind(*operands, *optional, plan=plan, names=names)
     d_sinks = None if sinks is None else gradient_of_sinks(sinks, top, total, slope)
     d_bias = None
     for of_heads in rest:
@@ -90,24 +90,24 @@ def _apart(arrays: Sequence[Any], names: tuple[str, ...]) -> tuple[list[Any], di
     return list(arrays[:always]), dict(zip(names, arrays[always:], strict=True))
 
 
-def _as_blocks_take(given: dict[str, Any]) -> tuple[Any, ...]:
+def _as_blocks_take(optional: dict[str, Any]) -> tuple[Any, ...]:
     """Return bias, sinks, masks and seed; sinks are those of any sequence, as all are the same."""
-    sinks = given["sinks"][0] if "sinks" in given else None
-    masks = tuple(given[name] for name in ("mask", "query_ids", "key_ids") if name in given)
-    return given.get("bias"), sinks, masks, given.get("seed")
+    sinks = optional["sinks"][0] if "sinks" in optional else None
+    masks = tuple(optional[name] for name in ("mask", "query_ids", "key_ids") if name in optional)
+    return optional.get("bias"), sinks, masks, optional.get("seed")
 
 
 def _forward_by_blocks(plan: BlockPlan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
     """Compute the forward operation by `blocked`."""
-    inputs, given = _apart(arrays, names)
-    context, top, total = blocked.PASSES.forward(plan, *inputs, *_as_blocks_take(given))
+    inputs, optional = _apart(arrays, names)
+    context, top, total = blocked.PASSES.forward(plan, *inputs, *_as_blocks_take(optional))
     return context.astype(inputs[0].dtype), top, total
 
 
 def _backward_by_blocks(plan: BlockPlan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
     """Compute the backward operation by `blocked`."""
-    (query, key, value, context, top, total, d_context, d_total), given = _apart(arrays, names)
-    others = _as_blocks_take(given)
+    (query, key, value, context, top, total, d_context, d_total), optional = _apart(arrays, names)
+    others = _as_blocks_take(optional)
     if context.dtype != top.dtype:
         # Rounded, its errors would not cancel in what all keys have in common. This one is without sinks.
         context, own_top, own_total = blocked.PASSES.forward(plan, query, key, value, *others)
@@ -140,8 +140,8 @@ def _forward_results(
 
 
 def _backward_results(*arrays: Any, plan: BlockPlan, names: tuple[str, ...]) -> list[Any]:
-    (query, key, value, _, per_row, *_), given = _apart(arrays, names)
-    bias = [given["bias"]] if "bias" in given and plan.differentiates_bias else []
+    (query, key, value, _, per_row, *_), optional = _apart(arrays, names)
+    bias = [optional["bias"]] if "bias" in optional and plan.differentiates_bias else []
     return [query, key, value, per_row, *(one.update(shape=_shape_of_gradient(plan, one.shape)) for one in bias)]
 
 
@@ -153,12 +153,12 @@ def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable
     operation.def_abstract_eval(results)
 
     @functools.cache
-    def jitted(**known: Any) -> Any:
-        return jax.jit(functools.partial(operation.bind, **known))
+    def jitted(**parameters: Any) -> Any:
+        return jax.jit(functools.partial(operation.bind, **parameters))
 
-    def run(*arrays: Array, **known: Any) -> Any:
+    def run(*arrays: Array, **parameters: Any) -> Any:
         with jax.disable_jit(False):  # else it would call itself
-            return jitted(**known)(*arrays)
+            return jitted(**parameters)(*arrays)
 
     operation.def_impl(run)
 
@@ -170,20 +170,20 @@ def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable
 
     lower_blocks = mlir.lower_fun(over_axes, multiple_results=True)
 
-    def lower(context: Any, *arrays: Any, **known: Any) -> Any:
+    def lower(context: Any, *arrays: Any, **parameters: Any) -> Any:
         query = context.avals_in[0]
         if context.module_context.lowering_parameters.for_export or query.dtype.name not in words.KINDS:
-            return lower_blocks(context, *arrays, **known)
+            return lower_blocks(context, *arrays, **parameters)
         target = _name(name, query.dtype.name)
-        if kind == "forward" and query.shape[-3] <= words.FEW and "seed" not in known["names"]:
+        if kind == "forward" and query.shape[-3] <= words.FEW and "seed" not in parameters["names"]:
             target = _decode_name(query.dtype.name)
         register_target(target, _kernels()[target])
-        return jax.ffi.ffi_lowering(target)(context, *arrays, shape=_words(kind, context.avals_in, **known))
+        return jax.ffi.ffi_lowering(target)(context, *arrays, shape=_words(kind, context.avals_in, **parameters))
 
-    def batch(arrays: Any, axes: Any, **known: Any) -> Any:
+    def batch(arrays: Any, axes: Any, **parameters: Any) -> Any:
         size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
         fronted = [batching.bdim_at_front(array, axis, size) for array, axis in zip(arrays, axes, strict=True)]
-        results = operation.bind(*fronted, **known)
+        results = operation.bind(*fronted, **parameters)
         return results, [0] * len(results)
 
     mlir.register_lowering(operation, lower, platform="cpu")
@@ -247,7 +247,7 @@ def register_target(name: str, compiled: Callable[[], Any]) -> None:
 
 def _words(kind: str, operands: Sequence[Any], plan: BlockPlan, names: tuple[str, ...]) -> np.ndarray:
     """Return the description of a call that a kernel receives, as words."""
-    (query, key, value, *_), given = _apart(operands, names)
+    (query, key, value, *_), optional = _apart(operands, names)
     pieces = None if plan.mask is None else as_pieces(plan.mask)
     bounds = intervals(pieces and pieces.plain, plan.shape.queries)
     assert bounds is not None, "`unsupported` saw to it"
@@ -256,7 +256,7 @@ def _words(kind: str, operands: Sequence[Any], plan: BlockPlan, names: tuple[str
         query.shape,
         key.shape,
         value.shape,
-        {name: array.shape for name, array in given.items()},
+        {name: array.shape for name, array in optional.items()},
         scale=plan.scale,
         softcap=plan.softcap,
         dropout=plan.dropout,

@@ -28,15 +28,15 @@ class Slopes:
     """The functions that compute the derivatives of a function; equal by value, as it keys compiled programs."""
 
     plain: Callable[..., tuple[Array | None, ...]]
-    """Takes `known` and the operands; returns the results by code that JAX can differentiate, also twice.
+    """Takes `fixed` and the operands; returns the results by code that JAX can differentiate, also twice.
 
     None is a result that no derivative flows through.
     """
 
     backward: Callable[..., tuple[Any, ...]]
-    """Takes `known`, operands, results and the cotangents of results; returns the gradients of the inputs."""
+    """Takes `fixed`, operands, results and the cotangents of results; returns the gradients of the inputs."""
 
-    known: tuple[Any, ...]
+    fixed: tuple[Any, ...]
     """First arguments of both."""
 
 
@@ -53,8 +53,8 @@ def tangents_of(
     """
     moving = tuple(place for place in range(INPUTS) if _moves(tangents[place]))
     arrays, tree = jax.tree.flatten((tuple(operands), results))
-    given = [tangents[place] for place in moving]
-    tangents_of_results = _TANGENTS.bind(*arrays, *given, slopes=slopes, tree=tree, moving=moving, levels=())
+    moving_tangents = [tangents[place] for place in moving]
+    tangents_of_results = _TANGENTS.bind(*arrays, *moving_tangents, slopes=slopes, tree=tree, moving=moving, levels=())
     return tuple(tangents_of_results)
 
 
@@ -71,8 +71,8 @@ def _forward(
         operands, results = tree.unflatten(arrays[: tree.num_leaves])
 
         def plain(*moved: Array) -> tuple[Any, ...]:
-            given = dict(zip(moving, moved, strict=True))
-            return slopes.plain(*slopes.known, *(given.get(place, one) for place, one in enumerate(operands)))
+            moved_operands = dict(zip(moving, moved, strict=True))
+            return slopes.plain(*slopes.fixed, *(moved_operands.get(place, one) for place, one in enumerate(operands)))
 
         primals = tuple(operands[place] for place in moving)
         tangents_of_results = jax.jvp(plain, primals, tuple(arrays[tree.num_leaves :]))[1]
@@ -99,7 +99,7 @@ def _backward(
 
     def backward(*arrays: Array) -> tuple[Array, ...]:
         operands, results = tree.unflatten(arrays[:count])
-        cotangents_of_operands = slopes.backward(*slopes.known, operands, results, tuple(arrays[count:]))
+        cotangents_of_operands = slopes.backward(*slopes.fixed, operands, results, tuple(arrays[count:]))
         return tuple(cotangents_of_operands[place] for place in moving)
 
     for axes in levels:
@@ -118,27 +118,27 @@ def _over(function: Callable[..., object], axes: Axes, of_results: Axes) -> Call
     return run
 
 
-def _results(*arrays: jax.core.ShapedArray, tree: jax.tree_util.PyTreeDef, **known: Any) -> list[Any]:
+def _results(*arrays: jax.core.ShapedArray, tree: jax.tree_util.PyTreeDef, **options: Any) -> list[Any]:
     """Return the shapes of the tangents: those of the results, which are the last leaves of the tree."""
     results = tree.children()[1].num_leaves
     return [one.update(weak_type=False) for one in arrays[tree.num_leaves - results : tree.num_leaves]]
 
 
-def _differentiate(arrays: Sequence[Array], tangents: Sequence[Any], **known: Any) -> Any:
+def _differentiate(arrays: Sequence[Array], tangents: Sequence[Any], **options: Any) -> Any:
     places = [place for place, one in enumerate(tangents) if type(one) is not ad.Zero]
 
     def of_some(*some: Array) -> Any:
-        given = dict(zip(places, some, strict=True))
-        return _forward(*(given.get(place, one) for place, one in enumerate(arrays)), **known)
+        moved_arrays = dict(zip(places, some, strict=True))
+        return _forward(*(moved_arrays.get(place, one) for place, one in enumerate(arrays)), **options)
 
     return jax.jvp(of_some, *(tuple(one[place] for place in places) for one in (arrays, tangents)))
 
 
 def _transpose(
-    cotangents: Sequence[Any], *arrays: Array | ad.UndefinedPrimal, tree: jax.tree_util.PyTreeDef, **known: Any
+    cotangents: Sequence[Any], *arrays: Array | ad.UndefinedPrimal, tree: jax.tree_util.PyTreeDef, **options: Any
 ) -> list[Any]:
     fixed, linear = arrays[: tree.num_leaves], arrays[tree.num_leaves :]
-    cotangents_of_operands = _backward(fixed, [ad.instantiate_zeros(one) for one in cotangents], tree=tree, **known)
+    cotangents_of_operands = _backward(fixed, [ad.instantiate_zeros(one) for one in cotangents], tree=tree, **options)
     asked = [
         one if ad.is_undefined_primal(place) else None
         for one, place in zip(cotangents_of_operands, linear, strict=True)
@@ -147,14 +147,19 @@ def _transpose(
 
 
 def _batch(
-    arrays: Sequence[Array], axes: Sequence[int | None], *, tree: jax.tree_util.PyTreeDef, levels: Any, **known: Any
+    arrays: Sequence[Array],
+    axes: Sequence[int | None],
+    *,
+    tree: jax.tree_util.PyTreeDef,
+    levels: Any,
+    **options: Any,
 ) -> Any:
     """Bind the same with one more level; results get the axis in front, as tangents have it."""
     size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
-    given, at = list(arrays), [None if axis is None else int(axis) for axis in axes]
-    for place in range(tree.num_leaves - tree.children()[1].num_leaves, tree.num_leaves):
-        given[place], at[place] = batching.bdim_at_front(given[place], at[place], size), 0
-    results = _TANGENTS.bind(*given, tree=tree, levels=(*levels, tuple(at)), **known)
+    fronted, at = list(arrays), [None if axis is None else int(axis) for axis in axes]
+    for index in range(tree.num_leaves - tree.children()[1].num_leaves, tree.num_leaves):
+        fronted[index], at[index] = batching.bdim_at_front(fronted[index], at[index], size), 0
+    results = _TANGENTS.bind(*fronted, tree=tree, levels=(*levels, tuple(at)), **options)
     return results, [0] * len(results)
 
 
@@ -164,10 +169,10 @@ def _operation() -> Primitive:
     operation.def_abstract_eval(_results)
 
     @functools.cache
-    def jitted(**known: Any) -> Any:
-        return jax.jit(functools.partial(_forward, **known))
+    def jitted(**options: Any) -> Any:
+        return jax.jit(functools.partial(_forward, **options))
 
-    operation.def_impl(lambda *arrays, **known: jitted(**known)(*arrays))
+    operation.def_impl(lambda *arrays, **options: jitted(**options)(*arrays))
     mlir.register_lowering(operation, mlir.lower_fun(_forward, multiple_results=True))
     ad.primitive_jvps[operation] = _differentiate
     ad.primitive_transposes[operation] = _transpose

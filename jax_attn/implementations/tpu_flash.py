@@ -142,10 +142,10 @@ def _of_head(mask: Mask | None, shape: tuple[int, int]) -> Any:
 
     if mask is None:
         return splash.FullMask(shape)
-    found = as_band(mask)
-    if found is None:
+    bands = as_band(mask)
+    if bands is None:
         return _described_class()(mask, shape)
-    band: Band = found[0]
+    band: Band = bands[0]
     if band.size is None:
         return splash.CausalMask(shape, band.offset)
     return splash.LocalMask(shape, (band.size - 1, 0), band.offset)

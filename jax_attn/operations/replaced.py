@@ -34,8 +34,8 @@ def replaced(name: str, plain: Callable[..., object], lower: Callable[..., objec
         places = [place for place, one in enumerate(tangents) if type(one) is not ad.Zero]
 
         def of_some(*some: Array) -> Any:
-            given = dict(zip(places, some, strict=True))
-            return plain(*(given.get(place, one) for place, one in enumerate(operands)))
+            moved = dict(zip(places, some, strict=True))
+            return plain(*(moved.get(place, one) for place, one in enumerate(operands)))
 
         some = ([one[place] for place in places] for one in (operands, tangents))
         return operation.bind(*operands), jax.jvp(of_some, *some)[1]

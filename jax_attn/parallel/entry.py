@@ -103,7 +103,7 @@ def place_caches(sharding: Sharding, caches: object, *, outside: bool = False) -
         head_axis = 2 if isinstance(cache, KeyValueCache) else 1
         return jax.tree.map(lambda leaf: by_head(leaf, head_axis) if leaf.ndim == 4 else put(sharding, leaf), cache)
 
-    return jax.tree.map(placed, caches, is_leaf=lambda one: isinstance(one, kinds))
+    return jax.tree.map(placed, caches, is_leaf=lambda leaf: isinstance(leaf, kinds))
 
 
 def _sequence(sharding: Sharding, array: Any, *, must_divide: bool) -> Any:

@@ -41,27 +41,29 @@ def call(
     plain = {name: one for name, one in arguments.items() if name not in masks}
     leaves, structure = jax.tree.flatten(plain)
     arrays = {number: leaf for number, leaf in enumerate(leaves) if hasattr(leaf, "dtype")}
-    held = {name: arrays_of for name, (_, arrays_of) in masks.items()}
+    arrays_of_masks = {name: arrays_of for name, (_, arrays_of) in masks.items()}
 
-    def body(values: Any, arrays: dict[int, Array], held: Any) -> Any:
+    def body(values: Any, arrays: dict[int, Array], arrays_of_masks: Any) -> Any:
         inside = nnx.merge(graph, nnx.from_flat_state(values))
-        given = jax.tree.unflatten(structure, [arrays.get(number, leaf) for number, leaf in enumerate(leaves)])
+        keywords = jax.tree.unflatten(structure, [arrays.get(number, leaf) for number, leaf in enumerate(leaves)])
         for name, (mask, _) in masks.items():
-            given[name] = mask.with_arrays(functools.partial(_in_place, held[name]))
-        result = leave(kind.__call__(inside, **given))
+            keywords[name] = mask.with_arrays(functools.partial(_in_place, arrays_of_masks[name]))
+        result = leave(kind.__call__(inside, **keywords))
         counts = {path: leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(inside, nnx.RngState))}
         return result, counts
 
     anywhere = sharding.outside(sharding.of())
-    shapes = jax.eval_shape(jax.sharding.auto_axes(body, out_sharding=anywhere), values, arrays, held)
-    result, counts = jax.sharding.auto_axes(body, out_sharding=_shardings(sharding, shapes))(values, arrays, held)
+    shapes = jax.eval_shape(jax.sharding.auto_axes(body, out_sharding=anywhere), values, arrays, arrays_of_masks)
+    result, counts = jax.sharding.auto_axes(body, out_sharding=_shardings(sharding, shapes))(
+        values, arrays, arrays_of_masks
+    )
     if counts:
         nnx.update(module, nnx.from_flat_state(counts))
     return result
 
 
-def _in_place(arrays: tuple[Array, ...], place: Any) -> Array:
-    return arrays[place.number]
+def _in_place(arrays: tuple[Array, ...], slot: Any) -> Array:
+    return arrays[slot.number]
 
 
 def generating(method: Callable[..., object]) -> Callable[..., object]:
@@ -73,16 +75,16 @@ def generating(method: Callable[..., object]) -> Callable[..., object]:
         if not sharding.is_explicit:
             return method(self, *arguments, **options)
         graph, state = nnx.split(self)
-        inside = nnx.merge(graph, jax.tree.map(lambda one: _moved(one, sharding.mesh), state))
+        inside = nnx.merge(graph, jax.tree.map(lambda leaf: _moved(leaf, sharding.mesh), state))
         for _, child in nnx.iter_modules(inside):
             if hasattr(child, "sharding"):
                 child.sharding = Sharding(sharding.mesh, sharding.plan)
         with jax.set_mesh(sharding.mesh):
-            given = [_moved(one, sharding.mesh) for one in arguments]
-            named = {name: _moved(one, sharding.mesh) for name, one in options.items()}
-            result = method(inside, *given, **named)
+            positional = [_moved(leaf, sharding.mesh) for leaf in arguments]
+            named = {name: _moved(leaf, sharding.mesh) for name, leaf in options.items()}
+            result = method(inside, *positional, **named)
         counts = nnx.state(inside, nnx.RngState)
-        nnx.update(self, jax.tree.map(lambda one: _moved(one, sharding.given), counts))
+        nnx.update(self, jax.tree.map(lambda leaf: _moved(leaf, sharding.outside_mesh), counts))
         return jax.device_put(result, sharding.outside(sharding.of()))
 
     return run
@@ -100,7 +102,7 @@ def _shardings(sharding: Sharding, shapes: Any) -> Any:
     result, counts = shapes
 
     def of(*cuts: Any) -> NamedSharding:
-        return NamedSharding(sharding.given, P(*cuts))
+        return NamedSharding(sharding.outside_mesh, P(*cuts))
 
     def tokens(leaf: Any) -> NamedSharding:
         if leaf.ndim < 2:
@@ -108,10 +110,10 @@ def _shardings(sharding: Sharding, shapes: Any) -> Any:
         batch = sharding.divided("fsdp", leaf.shape[0]) if leaf.ndim > 2 else None
         return of(*(batch,) * (leaf.ndim > 2), *(None,) * (leaf.ndim - 3), sharding.divided("context", leaf.shape[-2]))
 
-    def cache(one: Any) -> Any:
-        if not isinstance(one, (KeyValueCache, RecurrentCache)):
-            return jax.tree.map(lambda _: of(), one)
-        axis = 2 if isinstance(one, KeyValueCache) else 1
+    def cache(output: Any) -> Any:
+        if not isinstance(output, (KeyValueCache, RecurrentCache)):
+            return jax.tree.map(lambda _: of(), output)
+        axis = 2 if isinstance(output, KeyValueCache) else 1
 
         def by_head(leaf: Any) -> NamedSharding:
             if leaf.ndim != 4:
@@ -119,10 +121,10 @@ def _shardings(sharding: Sharding, shapes: Any) -> Any:
             heads = sharding.divided("tensor", leaf.shape[axis])
             return of(sharding.divided("fsdp", leaf.shape[0]), *(None,) * (axis - 1), heads)
 
-        return jax.tree.map(by_head, one)
+        return jax.tree.map(by_head, output)
 
     first, *rest = result if isinstance(result, tuple) else (result,)
     kinds = (KeyValueCache, RecurrentCache)
-    others = [jax.tree.map(cache, one, is_leaf=lambda held: isinstance(held, kinds)) for one in rest]
+    others = [jax.tree.map(cache, output, is_leaf=lambda leaf: isinstance(leaf, kinds)) for output in rest]
     results = (jax.tree.map(tokens, first), *others)
     return results if isinstance(result, tuple) else results[0], jax.tree.map(lambda _: of(), counts)

@@ -23,11 +23,11 @@ class Sharding:
     """A mesh, and the roles of its axes; equal by value, so that modules of one kind share compiled programs.
 
     Attributes:
-        given: the mesh as given, which shards arrays outside of a call.
+        outside_mesh: the mesh as given, which shards arrays outside of a call.
         plan: the roles of the axes.
     """
 
-    given: Mesh
+    outside_mesh: Mesh
     plan: Plan
 
     @classmethod
@@ -38,13 +38,13 @@ class Sharding:
     @property
     def mesh(self) -> Mesh:
         """The same devices, on axes along which XLA shares arrays out: explicit ones would ask every operation."""
-        names = self.given.axis_names
-        return Mesh(self.given.devices, names, axis_types=(AxisType.Auto,) * len(names))
+        names = self.outside_mesh.axis_names
+        return Mesh(self.outside_mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
 
     @property
     def is_explicit(self) -> bool:
         """Whether shardings are part of the types of arrays outside of a call."""
-        return AxisType.Explicit in self.given.axis_types
+        return AxisType.Explicit in self.outside_mesh.axis_types
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Return itself: a copy of a module is on the same devices."""
@@ -72,7 +72,7 @@ class Sharding:
     def outside(self, inside: NamedSharding, axes: int = 0) -> NamedSharding:
         """Return a sharding for use outside of a call, of an array with `axes` axes; explicit meshes name them all."""
         missing = axes - len(inside.spec) if self.is_explicit else 0
-        return NamedSharding(self.given, P(*inside.spec, *(None,) * missing))
+        return NamedSharding(self.outside_mesh, P(*inside.spec, *(None,) * missing))
 
     def divided(self, role: Role, size: int) -> str | None:
         """Return the axis of the mesh that cuts an axis of this size; None where it does not divide."""

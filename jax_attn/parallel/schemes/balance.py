@@ -59,10 +59,10 @@ def in_order(array: Array, axis: int, name: str, devices: int) -> Array:
     return jnp.concatenate(list(moved), axis)
 
 
-def _swapped(one: Array, other: Array, name: str) -> Sequence[Array]:
+def _swapped(first: Array, second: Array, name: str) -> Sequence[Array]:
     """Return both, the other way round on devices with an odd number, whose early piece has one, too."""
     is_even = lax.axis_index(name) % 2 == 0
-    return jnp.where(is_even, one, other), jnp.where(is_even, other, one)
+    return jnp.where(is_even, first, second), jnp.where(is_even, second, first)
 
 
 def _pairs(parity: int, devices: int) -> list[tuple[int, int]]:

@@ -67,7 +67,7 @@ class Part:
             if len(starts) > 1 or self._are_many():
                 return self.in_blocks(axis, starts, starts_of_keys=((0,) * len(starts[0]),))
             return self._at(lax.axis_index(axis) * self.query.shape[1])
-        mask = None if self.mask is None else self.mask.with_arrays(lambda place: self.arrays[place.number])
+        mask = None if self.mask is None else self.mask.with_arrays(lambda slot: self.arrays[slot.number])
         return self._run(mask)
 
     def in_blocks(
@@ -100,7 +100,7 @@ class Part:
         """Like `attend`, for queries whose first position is known only at run time."""
         assert self.mask is not None
         rows = start + jnp.arange(self.query.shape[1])[:, None]
-        mask = self.mask.with_arrays(lambda place: self.arrays[place.number])
+        mask = self.mask.with_arrays(lambda slot: self.arrays[slot.number])
         allowed = mask.allowed(rows, jnp.arange(self.key.shape[1])[None, :])
         return self._run(ArrayMask(jnp.array(allowed, ndmin=4, copy=False)))
 

@@ -101,8 +101,8 @@ def _along_the_ring(
     # The loop begins with what varies from device to device as the tokens do.
     unit = jnp.where(false_of(sequences), 0.0, unit)
     start = jnp.concatenate([jnp.zeros_like(unit, shape=state.shape), unit], -1)
-    found, left = shared.run(query, key, jnp.concatenate([value, beside], -1), *others, start, shared.chunk_size)
-    context, reads = found[..., : value.shape[3]], found[..., value.shape[3] :]
+    joint, left = shared.run(query, key, jnp.concatenate([value, beside], -1), *others, start, shared.chunk_size)
+    context, reads = joint[..., : value.shape[3]], joint[..., value.shape[3] :]
     written, kept = left[..., : value.shape[3]], left[..., value.shape[3] :]
     device, pairs = lax.axis_index(axis), [(one, one + 1) for one in range(shared.devices - 1)]
     start_state = state

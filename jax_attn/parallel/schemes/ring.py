@@ -73,9 +73,9 @@ class Ring:
         starts, devices = self.keys[piece], range(self.devices)
         return tuple(starts[turns(self.devices)[hop].owner(device, self.devices)] for hop in hops for device in devices)
 
-    def received(self, hops: tuple[int, ...], held: Arrays) -> Arrays:
+    def received(self, hops: tuple[int, ...], block: Arrays) -> Arrays:
         """Return the previous device's block of the turn before; in the first turn, the device's own."""
-        return self.forward(held) if hops[0] > 0 else held
+        return self.forward(block) if hops[0] > 0 else block
 
     def forward(self, arrays: Arrays) -> Arrays:
         """Return the previous device's arrays."""
@@ -90,7 +90,7 @@ class Ring:
 
         if parts == 1:
             return jax.tree.map(lambda array: lax.ppermute(array, self.axis, pairs), arrays)
-        leaves = lax.fori_loop(0, parts, lambda number, held: [move(number, one) for one in held], leaves)
+        leaves = lax.fori_loop(0, parts, lambda number, moving: [move(number, one) for one in moving], leaves)
         return jax.tree.unflatten(structure, leaves)
 
 
@@ -157,16 +157,18 @@ def _attend(ring: Ring, query: Array, key: Array, value: Array, bias: Any, array
     rows = [_rows(ring, number, bias, arrays, keep) for number in range(count)]
 
     def turn(hops: tuple[int, ...], number: Any, state: Arrays) -> Arrays:
-        held, found = state
-        held, found = ring.received(hops, held), list(found)
+        keys_and_values, partial_results = state
+        keys_and_values, partial_results = ring.received(hops, keys_and_values), list(partial_results)
         for piece, other in itertools.product(range(count), range(len(ring.keys))):
-            block = _block(ring, hops, number, piece, other, held, pieces[piece], rows[piece])
-            found[piece] = block.views.switch(block.at, block.add_to, found[piece], in_place=ring.is_rolled)
-        return held, found
+            block = _block(ring, hops, number, piece, other, keys_and_values, pieces[piece], rows[piece])
+            partial_results[piece] = block.views.switch(
+                block.at, block.add_to, partial_results[piece], in_place=ring.is_rolled
+            )
+        return keys_and_values, partial_results
 
     state = (key, value), [_nothing(piece, value) for piece in pieces]
-    _, found = _run_turns(ring, turn, state)
-    contexts, sums = zip(*found, strict=True)
+    _, partial_results = _run_turns(ring, turn, state)
+    contexts, sums = zip(*partial_results, strict=True)
     return jnp.concatenate(contexts, 1), jnp.concatenate(sums, 2)
 
 
@@ -203,14 +205,14 @@ def _attend_backward(ring: Ring, kept: Any, cotangents: Any) -> Any:
     ]
 
     def turn(hops: tuple[int, ...], number: Any, state: Arrays) -> Arrays:
-        held, back, d_queries, d_bias = state
-        (held, back), d_queries = ring.received(hops, (held, back)), list(d_queries)
+        keys, back, d_queries, d_bias = state
+        (keys, back), d_queries = ring.received(hops, (keys, back)), list(d_queries)
         for piece, other in itertools.product(range(count), range(len(ring.keys))):
-            block = _block(ring, hops, number, piece, other, held, pieces[piece], rows[piece])
+            block = _block(ring, hops, number, piece, other, keys, pieces[piece], rows[piece])
             add = functools.partial(block.add_gradients, results=results[piece], piece=(piece, count), other=other)
             before = (d_queries[piece], back, d_bias)
             d_queries[piece], back, d_bias = block.views.switch(block.at, add, before)
-        return held, back, d_queries, d_bias
+        return keys, back, d_queries, d_bias
 
     d_bias = None if bias is None else _zeros_like(bias, wide)
     state = (key, value), _zeros_like((key, value), wide), [_zeros_like(piece, wide) for piece in pieces], d_bias
@@ -252,7 +254,7 @@ class Block:
         ring, (query, key, value, bias) = self.ring, operands
         wide = jnp.promote_types(query.dtype, jnp.float32)
         query, key, value = (array.astype(wide) for array in (query, key, value))
-        mask = None if mask is None else mask.with_arrays(lambda place: self.arrays[place.number])
+        mask = None if mask is None else mask.with_arrays(lambda slot: self.arrays[slot.number])
         rng = None if self.keep is None else Drawn(self.keep)
         call = KernelCall(query, key, value, mask, bias, ring.scale, ring.softcap, None, ring.dropout, rng, False)
         context, sums = implementations.choose_with_sums(call, ring.implementation).attend_with_lse(call)
@@ -292,12 +294,12 @@ def _block(
     number: Any,
     piece: int,
     other: int,
-    held: Arrays,
+    keys_and_values: Arrays,
     query: Array,
     rows: tuple[Any, ...],
 ) -> Block:
     """Return the block where a piece of the queries meets one of the keys, in one of these turns."""
-    key, value = (_piece(one, other, len(ring.keys), 1) for one in held)
+    key, value = (_piece(one, other, len(ring.keys), 1) for one in keys_and_values)
     starts, keys = ring.key_starts(hops, other), key.shape[1]
     views = views_of(ring.mask, query.shape[1], keys, ring.queries[piece] * len(hops), starts)
     at = number * ring.devices + (0 if ring.axis is None else lax.axis_index(ring.axis))
@@ -347,9 +349,9 @@ def _nothing(query: Array, value: Array) -> tuple[Array, Array]:
     return context, _filled(never, (batch, heads, queries), wide, -jnp.inf)
 
 
-def _merge(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+def _merge(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
     """Merge the results of queries over some keys and over others."""
-    (context, sums), (more, more_sums) = one, other
+    (context, sums), (more, more_sums) = earlier, later
     together = jnp.logaddexp(sums, more_sums)
     return context * _share(sums, together) + more * _share(more_sums, together), together
 
