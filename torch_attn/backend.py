@@ -9,7 +9,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +26,8 @@ from .checkpoints import shared_weights
 from .checkpoints.undrawn import give_memory, undrawn
 from .functional import dtype_name
 from .shards import cut_as, is_sharded, whole
+
+Value = TypeVar("Value")
 
 Arrays = dict[str, np.ndarray]
 
@@ -251,11 +253,11 @@ def held_parts(module: nn.Module) -> dict[str, list[Part]]:
     return parts
 
 
-def _part(held: Tensor, region: Region) -> np.ndarray:
-    return to_numpy(held.detach()[slices(region)])
+def _part(tensor: Tensor, region: Region) -> np.ndarray:
+    return to_numpy(tensor.detach()[slices(region)])
 
 
-def gathered(module: nn.Module, value: Any) -> list[Any]:
+def gathered(module: nn.Module, value: Value) -> list[Value]:
     """Gather a value from every rank that shares a module, on all of them."""
     return shared_weights.gathered(_tensors(module).values(), value)
 
@@ -324,13 +326,13 @@ def build_blank(name: str, config: Config, dtype: str) -> nn.Module:
     return module.eval()
 
 
-def call(function: Any, array: np.ndarray) -> np.ndarray:
+def call(function: Callable[[Tensor], Tensor], array: np.ndarray) -> np.ndarray:
     """Apply a module or method of ours to one array, without gradients."""
     with torch.no_grad():
         return to_numpy(function(from_numpy(array)))
 
 
-def precision(dtype: str) -> contextlib.AbstractContextManager[Any]:
+def precision(dtype: str) -> contextlib.AbstractContextManager[object]:
     """Return the context in which arrays of `dtype` may be made and used; torch needs none."""
     del dtype
     return contextlib.nullcontext()

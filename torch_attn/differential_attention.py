@@ -7,7 +7,7 @@ of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import torch
 from einops import rearrange
@@ -139,13 +139,13 @@ class DifferentialAttention(Resettable):
         mean_square = (difference * difference).mean(-1, keepdim=True)
         return ((1.0 - start) * difference * torch.rsqrt(mean_square + self.config.norm_eps)).to(contexts.dtype)
 
-    def _by_pairs(self, attention_mask: Any) -> Mask | None:
+    def _by_pairs(self, attention_mask: Mask | Bool[Tensor, "..."] | None) -> Mask | None:
         """Return a mask whose heads, if it has several, are in the order of the pairs of keys."""
         if attention_mask is None:
             return None
         heads, pairs = self.config.num_heads, self.config.num_kv_heads // 2
 
-        def order(array: Any) -> Any:
+        def order(array: Tensor) -> Tensor:
             if array.ndim != 4 or array.shape[1] != heads:
                 return array
             return rearrange(array, "b (n p g) t s -> b (p n g) t s", n=2, p=pairs)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from attn_bridge import misuse, validation
 from attn_bridge.masks import Mask, as_mask
@@ -22,7 +23,7 @@ from attn_bridge.masks.positions import Full
 
 from . import implementations
 from .implementations.sizes import is_open, is_true
-from .random import JaxRngs, RngStream
+from .random import JaxRngs, RandomSource, RngStream
 from .shards import whole
 from .signatures import typed_as
 from .signatures.function import FunctionCall
@@ -152,16 +153,16 @@ def explain(
 
 
 def _checked(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    bias: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Bool[Tensor, "..."] | None,
+    bias: Float[Tensor, "..."] | None,
     scale: float | None,
     softcap: float | None,
-    sinks: Any,
+    sinks: Float[Tensor, "H"] | None,
     dropout: float,
-    rng: Any,
+    rng: RandomSource,
     return_weights: bool,
 ) -> implementations.KernelCall:
     operands = {"query": query, "key": key, "value": value}
@@ -188,7 +189,7 @@ def _checked(
     )
 
 
-def _placed_checked(mask: Mask | Bool[Tensor, "..."], shape: tuple[int, ...], device: Any) -> Mask:
+def _placed_checked(mask: Mask | Bool[Tensor, "..."], shape: tuple[int, ...], device: Device) -> Mask:
     mask = as_placed(mask, device)
     mask.check_arrays(lambda array: _check_mask(array, shape))
     mask.check_sizes(shape[0])
@@ -240,7 +241,7 @@ def look_at_mask(mask: Bool[Tensor, "B S"], scores_shape: tuple[int, ...]) -> No
         misuse.warn_of_mask(mask.numpy(force=True), scores_shape)
 
 
-def as_placed(mask: Mask | Bool[Tensor, "..."], device: Any) -> Mask:
+def as_placed(mask: Mask | Bool[Tensor, "..."], device: Device) -> Mask:
     """Return a mask as a description whose arrays are on a device, those of padding in bool."""
     return as_mask(mask).with_arrays(lambda array: torch.as_tensor(array, device=device)).with_bool_arrays(as_visible)
 
@@ -273,7 +274,7 @@ def as_batch(
     *,
     d_in: int | None = None,
     context_length: int | None = None,
-    cache: Any = None,
+    cache: object = None,
     misplaced: tuple[object, ...] = (),
 ) -> Float[Tensor, "B T D"]:
     """Check the input of an attention module and give ``(T, d_in)`` a batch axis.
@@ -355,7 +356,7 @@ def cache_options(layer: nn.Module) -> dict[str, Any]:
     return {"device": tensors[0].device if tensors else None, "dtype": None}
 
 
-def project_heads(x: Float[Tensor, "B T D"], heads: Any) -> list[Float[Tensor, "B T H C"]]:
+def project_heads(x: Float[Tensor, "B T D"], heads: Sequence[nn.Module]) -> list[Float[Tensor, "B T H C"]]:
     """Return query, key and value of all heads of `MultiHeadAttentionWrapper`, each ``(B, T, H, C)``.
 
     Plain linear layers are one product, with what their weights are when put together; layers that were replaced or
@@ -375,14 +376,14 @@ def _is_watched(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
-def as_pair(result: Any) -> tuple[Tensor, Tensor | None]:
+def as_pair(result: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
     """Return context and weights from the result of `dot_product_attention`; None for weights not asked for."""
     return result if isinstance(result, tuple) else (result, None)
 
 
 def as_given(
     x: Float[Tensor, "... T D"], context: Float[Tensor, "B T E"], weights: Float[Tensor, "B ... T S"] | None
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Return a module's result for `x`: without the batch axis if `x` had none, with the weights if given."""
     if x.ndim == 2:
         context, weights = context[0], weights if weights is None else weights[0]
@@ -394,7 +395,7 @@ def wide_dtype(x: Float[Tensor, "..."]) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def with_cache(result: Any, cache: Any) -> Any:
+def with_cache(result: Any, cache: object) -> Any:
     """Return the result of a module, or all its results, followed by its cache, if any."""
     if cache is None:
         return result

@@ -6,7 +6,7 @@ batch, t query position, s key position, h head, i pair of channels, c channel o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from einops import rearrange
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def rotary_tables(
-    rotary: Rotary, positions: Int[Tensor, "... T"], dim: int, dtype: Any
+    rotary: Rotary, positions: Int[Tensor, "... T"], dim: int, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "... T i"], Float[Tensor, "... T i"]]:
     """Return cosines and sines of the angles by which pairs of channels turn.
 
@@ -91,7 +91,7 @@ def apply_rotary(
 
 
 def alibi_bias(
-    num_heads: int, query_positions: Int[Tensor, "... T"], key_positions: Int[Tensor, "... S"], dtype: Any
+    num_heads: int, query_positions: Int[Tensor, "... T"], key_positions: Int[Tensor, "... S"], dtype: torch.dtype
 ) -> Float[Tensor, "... H T S"]:
     """Return ALiBi's addend of the scores: minus the slope of the head times the distance.
 

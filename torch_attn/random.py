@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge import rng, validation
 
@@ -80,7 +81,7 @@ def split(key: Key, num: Shape = 2) -> Key:
 # ---- draws
 
 
-def bits(key: Key, shape: Shape = (), dtype: torch.dtype = torch.uint32, *, device: Any = None) -> Tensor:
+def bits(key: Key, shape: Shape = (), dtype: torch.dtype = torch.uint32, *, device: Device = None) -> Tensor:
     """Return ``jax.random.bits(key, shape, dtype)``.
 
     Args:
@@ -102,7 +103,7 @@ def uniform(
     maxval: float = 1.0,
     *,
     x64: bool = False,
-    device: Any = None,
+    device: Device = None,
 ) -> Tensor:
     """Draw from U[minval, maxval), as ``jax.random.uniform(key, shape, dtype, minval, maxval)`` does.
 
@@ -133,7 +134,7 @@ def uniform(
 
 
 def bernoulli(
-    key: Key, p: float | Tensor = 0.5, shape: Shape | None = None, *, x64: bool = False, device: Any = None
+    key: Key, p: float | Tensor = 0.5, shape: Shape | None = None, *, x64: bool = False, device: Device = None
 ) -> Bool[Tensor, "..."]:
     """Draw True with probability `p`, as ``jax.random.bernoulli(key, p, shape)`` does.
 
@@ -206,7 +207,7 @@ class RngStream:
         x64: whether as under ``jax_enable_x64``: seeds have 64 bits, and types that are not named are 64-bit ones.
     """
 
-    def __init__(self, key: Any, *, tag: str, x64: bool = False):
+    def __init__(self, key: int | Key | RngStream, *, tag: str, x64: bool = False):
         self.tag = tag
         self.x64 = x64
         self.drawn = 0
@@ -214,7 +215,7 @@ class RngStream:
             self.key = _as_key(key, x64)
             self.count = torch.zeros(self.key.shape[:-1], dtype=torch.int64, device="cpu")
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> RngStream:
+    def __new__(cls, *args: object, **kwargs: object) -> RngStream:
         """Register every stream, copies too."""
         stream = super().__new__(cls)
         if not torch.compiler.is_compiling():
@@ -252,12 +253,12 @@ class RngStream:
         """Return the next key with `data` folded in."""
         return fold_in(self(), data)
 
-    def bits(self, shape: Shape = (), dtype: torch.dtype | None = None, *, device: Any = None) -> Tensor:
+    def bits(self, shape: Shape = (), dtype: torch.dtype | None = None, *, device: Device = None) -> Tensor:
         """Draw `bits` from the next key; ``uint32``, with `x64` ``uint64``, by default."""
         return bits(self(), shape, dtype or (torch.uint64 if self.x64 else torch.uint32), device=device)
 
     def uniform(
-        self, shape: Shape = (), minval: Any = None, maxval: Any = None, dtype: Any = None, *, device: Any = None
+        self, shape: Shape = (), minval: Any = None, maxval: Any = None, dtype: Any = None, *, device: Device = None
     ) -> Tensor:
         """Draw `uniform` numbers from the next key, by default from [0, 1) in ``float32``, with `x64` in ``float64``.
 
@@ -270,7 +271,7 @@ class RngStream:
         return uniform(self(), shape, dtype, low, high, x64=self.x64, device=device)
 
     def bernoulli(
-        self, p: float | Tensor = 0.5, shape: Shape | None = None, *, device: Any = None
+        self, p: float | Tensor = 0.5, shape: Shape | None = None, *, device: Device = None
     ) -> Bool[Tensor, "..."]:
         """Draw a mask, True with probability `p`, from the next key."""
         return bernoulli(self(), p, shape, x64=self.x64, device=device)
@@ -298,7 +299,7 @@ class JaxRngs:
 
     def __init__(
         self,
-        default: int | Key | RngStream | Mapping[str, Any] | None = None,
+        default: int | Key | RngStream | Mapping[str, int | Key | RngStream] | None = None,
         *,
         x64: bool = False,
         **rngs: int | Key | RngStream,
@@ -346,28 +347,32 @@ class JaxRngs:
     def split(self, k: Shape | Mapping[str | EllipsisType, Shape | None]) -> JaxRngs:
         """Return streams of `k` keys each; a mapping gives the number by name, ``...`` for others, None for unsplit."""
         sizes: Mapping[str | EllipsisType, Shape | None] = k if isinstance(k, Mapping) else {...: k}
-        by_name: dict[str, Any] = {name: sizes.get(name, sizes.get(...)) for name, _ in self.items()}
-        return self._with({n: stream if by_name[n] is None else stream.split(by_name[n]) for n, stream in self.items()})
+        by_name: dict[str, Shape | None] = {name: sizes.get(name, sizes.get(...)) for name, _ in self.items()}
+        return self._with(
+            {name: stream if (size := by_name[name]) is None else stream.split(size) for name, stream in self.items()}
+        )
 
     def fold_in(self, data: int) -> Key:
         """Return the next key of ``default`` with `data` folded in."""
         return self.default.fold_in(data)
 
-    def bits(self, *args: Any, **kwargs: Any) -> Tensor:
+    def bits(self, shape: Shape = (), dtype: torch.dtype | None = None, *, device: Device = None) -> Tensor:
         """Draw from the stream ``default``; see `RngStream.bits`."""
-        return self.default.bits(*args, **kwargs)
+        return self.default.bits(shape, dtype, device=device)
 
     def uniform(self, *args: Any, **kwargs: Any) -> Tensor:
         """Draw from the stream ``default``; see `RngStream.uniform`."""
         return self.default.uniform(*args, **kwargs)
 
-    def bernoulli(self, *args: Any, **kwargs: Any) -> Bool[Tensor, "..."]:
+    def bernoulli(
+        self, p: float | Tensor = 0.5, shape: Shape | None = None, *, device: Device = None
+    ) -> Bool[Tensor, "..."]:
         """Draw from the stream ``default``; see `RngStream.bernoulli`."""
-        return self.default.bernoulli(*args, **kwargs)
+        return self.default.bernoulli(p, shape, device=device)
 
-    def normal(self, *args: Any, **kwargs: Any) -> Tensor:
+    def normal(self, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
         """Draw from the stream ``default``; see `RngStream.normal`."""
-        return self.default.normal(*args, **kwargs)
+        return self.default.normal(shape, dtype)
 
     def _get_stream(self, name: str, error: type[Exception]) -> RngStream:
         streams = vars(self)
@@ -383,7 +388,7 @@ class JaxRngs:
 # ---- inside
 
 
-def _as_key(value: Any, x64: bool) -> Key:
+def _as_key(value: object, x64: bool) -> Key:
     if isinstance(value, RngStream):
         value = value.key
     if isinstance(value, (int, np.integer)):
@@ -397,7 +402,7 @@ def _as_key(value: Any, x64: bool) -> Key:
     return value.detach().cpu().clone()
 
 
-def _lasting() -> contextlib.AbstractContextManager[Any]:
+def _lasting() -> contextlib.AbstractContextManager[object]:
     """Hold the context in which tensors are made that may be written to later, also when inference mode has ended."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 

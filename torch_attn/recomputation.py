@@ -18,11 +18,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.utils.checkpoint  # with torch itself
 from torch import Tensor
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 _WATCHED = ("torch.utils.checkpoint", "torch.distributed._composable.checkpoint_activation")
 """Modules that hold the generator function around the forward pass of a checkpoint under this name:"""
@@ -42,7 +45,7 @@ class Stream(Protocol):
     """Keys drawn so far outside of compiled code."""
 
 
-_STREAMS: weakref.WeakSet[Any] = weakref.WeakSet()
+_STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
 def register(stream: Stream) -> None:
@@ -153,7 +156,7 @@ def _drawn_by_compiled_code(before: dict[Stream, tuple[int, int]]) -> list[Strea
     return [s for s, (count, drawn) in before.items() if s in after and after[s][0] - count != after[s][1] - drawn]
 
 
-def hidden() -> contextlib.AbstractContextManager[Any]:
+def hidden() -> contextlib.AbstractContextManager[object]:
     """Return a context whose operations dispatch modes do not see, such as those of a selective checkpoint.
 
     They draw again in a recomputation, whichever results its policy saves. Fake tensors remain fake.
@@ -213,11 +216,11 @@ class Region:
                     "mask than the forward pass did"
                 )
 
-    def repeating(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def repeating(self, function: Callable[P, Result]) -> Callable[P, Result]:
         """Return the function that replays whenever it is called."""
 
         @functools.wraps(function, updated=())
-        def repeat(*args: Any, **kwargs: Any) -> Any:
+        def repeat(*args: P.args, **kwargs: P.kwargs) -> Result:
             with self.replaying():
                 return function(*args, **kwargs)
 
@@ -279,15 +282,15 @@ def watch() -> None:
             setattr(module, _GENERATOR, _watched_generator(generator))
 
 
-def _watched_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_forward(forward: Callable[..., object]) -> Callable[..., object]:
     """Watch the reentrant checkpoint, which calls its function in `forward` and in `backward`."""
 
     @functools.wraps(forward)
-    def watched(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
+    def watched(ctx: object, run_function: Callable[..., object], *args: object) -> object:
         region = Region()
         contexts = iter([region.recording])
 
-        def run(*inputs: Any) -> Any:
+        def run(*inputs: object) -> object:
             with next(contexts, region.replaying)():
                 return run_function(*inputs)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge import rng
 
@@ -86,12 +87,12 @@ def fill(key: Key, out: Tensor, finish: Callable[[Tensor, Tensor, Tensor], None]
     return out
 
 
-def _unobserved() -> contextlib.AbstractContextManager[Any]:
+def _unobserved() -> contextlib.AbstractContextManager[object]:
     """Return the context of arithmetic that has no gradient: inference mode, the faster one, where transforms allow."""
     return torch.no_grad() if torch._C._are_functorch_transforms_active() else torch.inference_mode()
 
 
-def raw_bits(key: Key, shape: tuple[int, ...], width: int, device: Any) -> Tensor:
+def raw_bits(key: Key, shape: tuple[int, ...], width: int, device: Device) -> Tensor:
     """Return random bits as signed integers of `width`."""
     dtype = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
 

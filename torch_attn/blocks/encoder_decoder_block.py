@@ -6,7 +6,7 @@ position, S key position, D width, E width of the context.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,12 +16,16 @@ from torch.types import Device
 from attn_bridge.specs import EncoderDecoderBlockConfig
 
 from ..cross_attention import CrossAttention
+from ..decoding.cache import KeyValueCache
 from ..dropout import Dropout
 from ..grouped_query_attention import GroupedQueryAttention
 from ..random import JaxRngs
 from ..resetting import Resettable
 from .decoder_block import make_norm
 from .feed_forward import make_feed_forward
+
+BlockCache: TypeAlias = tuple[KeyValueCache, KeyValueCache | None]
+"""Keys and values of the tokens, and of the context once it is given."""
 
 
 class EncoderDecoderBlock(Resettable):
@@ -62,8 +66,8 @@ class EncoderDecoderBlock(Resettable):
         positions: Int[Tensor, "... T"] | None = None,
         context: Float[Tensor, "B S E"] | None = None,
         context_mask: Bool[Tensor, "B S"] | None = None,
-        cache: Any = None,
-    ) -> Any:
+        cache: BlockCache | None = None,
+    ) -> Tensor | tuple[Tensor, BlockCache]:
         """Return ``x`` of shape ``(B, T, D)`` plus the outputs of attentions and feed-forward layers.
 
         Args:
@@ -74,7 +78,8 @@ class EncoderDecoderBlock(Resettable):
             context_mask: bool ``(B, S)``, ``False`` for padding of the context; a cache remembers it.
             cache: of `init_cache`; if given, it is returned behind the output.
         """
-        own, other = (None, None) if cache is None else cache
+        caches: tuple[Any, Any] = (None, None) if cache is None else cache
+        own, other = caches
         attended = self.att(self._before("norm1", x), attention_mask=attention_mask, positions=positions, cache=own)
         if cache is not None:
             attended, own = attended
@@ -101,7 +106,7 @@ class EncoderDecoderBlock(Resettable):
         x = x + self.drop_shortcut(added)
         return getattr(self, name)(x) if self.config.norms == "post" else x
 
-    def init_cache(self, batch_size: int, capacity: int) -> Any:
+    def init_cache(self, batch_size: int, capacity: int) -> BlockCache:
         """Return a cache for `batch_size` sequences of at most `capacity` tokens, without tokens and without a context.
 
         Its part for the context is allocated once a context is given, with the context's length.

@@ -7,7 +7,6 @@ E width of the context, C channel of a frame, F frame.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from einops import rearrange
@@ -26,7 +25,7 @@ from ..resetting import Resettable
 from .activation import Activation
 from .convolution import Convolution
 from .decoder_block import make_norm
-from .encoder_decoder_block import EncoderDecoderBlock
+from .encoder_decoder_block import BlockCache, EncoderDecoderBlock
 
 
 class Stack(Resettable):
@@ -77,8 +76,8 @@ class Stack(Resettable):
         positions: Int[Tensor, "... T"] | None = None,
         context: Float[Tensor, "B S E"] | None = None,
         context_mask: Bool[Tensor, "B S"] | None = None,
-        cache: Sequence[Any] | None = None,
-    ) -> Any:
+        cache: Sequence[BlockCache] | None = None,
+    ) -> Tensor | tuple[Tensor, tuple[BlockCache, ...]]:
         """Apply the blocks to vectors ``(B, T, D)``.
 
         Args:
@@ -114,7 +113,7 @@ class Stack(Resettable):
         self,
         x: Float[Tensor, "B T D"],
         positions: Int[Tensor, "... T"] | None = None,
-        cache: Any = None,
+        cache: Sequence[BlockCache] | None = None,
         attention_mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return the input of the first block, ``(B, T, D)``."""
@@ -128,7 +127,7 @@ class Stack(Resettable):
             x = self.emb_norm(x)
         return self.drop_emb(x)
 
-    def init_cache(self, batch_size: int, capacity: int) -> tuple[Any, ...]:
+    def init_cache(self, batch_size: int, capacity: int) -> tuple[BlockCache, ...]:
         """Return a cache without tokens: one of every block, for `batch_size` sequences of at most `capacity` tokens.
 
         Raises:

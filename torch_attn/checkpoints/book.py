@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +21,9 @@ def accept_book_mask(module: nn.Module) -> None:
 
 def _check_and_drop(
     module: nn.Module,
-    state_dict: dict[str, Any],
+    state_dict: dict[str, object],
     prefix: str,
-    local_metadata: Mapping[str, Any],
+    local_metadata: Mapping[str, object],
     strict: bool,
     missing_keys: list[str],
     unexpected_keys: list[str],

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from ..shards import is_sharded, whole
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
+
+Value = TypeVar("Value")
 
 
 def own_part(tensor: Tensor) -> Tensor:
@@ -97,7 +99,7 @@ def together(tensors: Iterable[Tensor]) -> Iterator[None]:
         raise theirs
 
 
-def gathered(tensors: Iterable[Tensor], value: Any) -> list[Any]:
+def gathered(tensors: Iterable[Tensor], value: Value) -> list[Value]:
     """Gather a value from every rank of the tensors' mesh, on all of them."""
     mesh = _mesh_of(tensors)
     return [value] if mesh is None else _everywhere(mesh, [value])
@@ -109,15 +111,15 @@ def rank_of(tensors: Iterable[Tensor]) -> int | None:
     return None if mesh is None else int(mesh.get_rank())
 
 
-def _everywhere(mesh: DeviceMesh, found: list[Any]) -> list[Any]:
+def _everywhere(mesh: DeviceMesh, values: list[Value]) -> list[Value]:
     """Return the lists of all ranks as one, on all of them: along each axis of the mesh in turn."""
     from torch import distributed
 
     for axis in range(mesh.ndim):
-        lists: list[Any] = [None] * mesh.size(axis)
-        distributed.all_gather_object(lists, found, group=mesh.get_group(axis))
-        found = [one for some in lists for one in some]
-    return found
+        lists: list[list[Value]] = [[]] * mesh.size(axis)
+        distributed.all_gather_object(lists, values, group=mesh.get_group(axis))
+        values = [value for values_of_rank in lists for value in values_of_rank]
+    return values
 
 
 def _portable(error: Exception) -> Exception:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.types import Device
 
 
 @contextlib.contextmanager
@@ -21,7 +22,7 @@ def undrawn() -> Iterator[None]:
         yield
 
 
-def give_memory(module: nn.Module, device: Any = None) -> None:
+def give_memory(module: nn.Module, device: Device = None) -> None:
     """Give parameters and buffers of `undrawn` memory, as `to_empty` does, which imports all of torch's FSDP first."""
     device = torch.get_default_device() if device is None else device
     for part in module.modules():

@@ -383,7 +383,7 @@ def last_of_rows(positions: Int[Tensor, "... T"]) -> Int[Tensor, "... T"]:
     return positions.amax(0) if positions.ndim == 3 else positions
 
 
-def _left_padding(attention_mask: Any, batch: int, device: Any) -> Int[Tensor, "B 1"] | None:
+def _left_padding(attention_mask: object, batch: int, device: Device) -> Int[Tensor, "B 1"] | None:
     """Return how many keys a ``(B, S)`` mask hides before the first that it shows; None of any other mask."""
     mask = None if attention_mask is None else as_mask(attention_mask)
     if not isinstance(mask, ArrayMask):

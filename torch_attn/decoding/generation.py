@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge.generation import Options, check_length, check_padding
 from attn_bridge.specs.model import check_ids, check_range
@@ -28,7 +29,7 @@ def generate(
     options: Options,
     rng: RandomSource = None,
     attention_mask: Bool[Tensor, "B T"] | None = None,
-    source: tuple[Any, ...] = (),
+    source: tuple[Tensor, ...] = (),
     source_mask: Bool[Tensor, "B S"] | None = None,
 ) -> Int[Tensor, "B N"]:
     """Return prompt and new tokens; see `DecoderModel.generate` and `EncoderDecoderModel.generate`.
@@ -47,7 +48,7 @@ def stream(
     options: Options,
     rng: RandomSource = None,
     attention_mask: Bool[Tensor, "B T"] | None = None,
-    source: tuple[Any, ...] = (),
+    source: tuple[Tensor, ...] = (),
     source_mask: Bool[Tensor, "B S"] | None = None,
 ) -> Iterator[Int[Tensor, "B"]]:
     """Return an iterator over the new tokens, until every row has ended; the model keeps its mode between them."""
@@ -86,9 +87,9 @@ def _steps(
     options: Options,
     rng: RandomSource,
     attention_mask: Bool[Tensor, "B T"] | None,
-    source: tuple[Any, ...],
+    source: tuple[Tensor, ...],
     source_mask: Bool[Tensor, "B S"] | None,
-) -> Iterator[tuple[Any, Any]]:
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
     check_ids(functional.dtype_name(tokens, "tokens"), functional.shape_of(tokens), name="tokens")
     check_range("tokens", int(tokens.min()), int(tokens.max()), model.config.vocab_size)
@@ -108,7 +109,7 @@ def _steps(
     is_greedy = options.temperature is None
     numbers = torch.zeros(new, batch, device=device) if is_greedy else _uniform(rng, (new, batch), device)
 
-    def steps() -> Iterator[tuple[Any, Any]]:
+    def steps() -> Iterator[tuple[Tensor, Tensor]]:
         cache = model.init_cache(batch, length + new)
         at = (torch.arange(length, device=device) - padding).clamp(min=0)
         logits, cache = model(*source, tokens.long(), positions=at, cache=cache, last_only=True, **arguments)
@@ -167,7 +168,7 @@ def _check_source(rng: RandomSource) -> None:
         raise TypeError(f"rng must be a torch.Generator, a stream, a JaxRngs or None, got {type(rng).__name__}")
 
 
-def _uniform(rng: RandomSource, shape: tuple[int, int], device: Any) -> Float[Tensor, "N B"]:
+def _uniform(rng: RandomSource, shape: tuple[int, int], device: Device) -> Float[Tensor, "N B"]:
     """Return float32 numbers from [0, 1)."""
     if rng is None or isinstance(rng, torch.Generator):
         return torch.rand(shape, generator=rng, device=device if rng is None else rng.device).to(device)

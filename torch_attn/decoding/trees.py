@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from torch.utils import _pytree as pytree  # its functions have no other name for classes that are no dataclasses
 
 
-def register(cache: type[Any], leaves: Sequence[str], fixed: Sequence[str]) -> None:
+def register(cache: type[object], leaves: Sequence[str], fixed: Sequence[str]) -> None:
     """Have torch take caches of a class for trees.
 
     Args:
@@ -17,16 +16,16 @@ def register(cache: type[Any], leaves: Sequence[str], fixed: Sequence[str]) -> N
         fixed: attributes that a program is made for.
     """
 
-    def keep(one: Any) -> tuple[Any, ...]:
-        return tuple(getattr(one, name) for name in fixed)
+    def fixed_of(tree: object) -> tuple[object, ...]:
+        return tuple(getattr(tree, name) for name in fixed)
 
-    def flatten(one: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [getattr(one, name) for name in leaves], keep(one)
+    def flatten(tree: object) -> tuple[list[object], tuple[object, ...]]:
+        return [getattr(tree, name) for name in leaves], fixed_of(tree)
 
-    def flatten_by_name(one: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        return [(pytree.GetAttrKey(name), getattr(one, name)) for name in leaves], keep(one)
+    def flatten_by_name(tree: object) -> tuple[list[tuple[object, object]], tuple[object, ...]]:
+        return [(pytree.GetAttrKey(name), getattr(tree, name)) for name in leaves], fixed_of(tree)
 
-    def unflatten(values: Any, kept: Any) -> Any:
+    def unflatten(values: Iterable[object], kept: Iterable[object]) -> object:
         restored = object.__new__(cache)
         for name, value in (*zip(leaves, values, strict=True), *zip(fixed, kept, strict=True)):
             setattr(restored, name, value)

@@ -6,13 +6,18 @@ The twin is `jax_attn.implementations.call`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attn_bridge.masks import Mask
+
+from ..random import RandomSource
+
+if TYPE_CHECKING:
+    from .reference import Drawn
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,7 +33,7 @@ class KernelCall:
     softcap: float | None
     sinks: Float[Tensor, "H"] | None
     dropout: float
-    rng: Any
+    rng: RandomSource | Drawn
     return_weights: bool
 
     @property

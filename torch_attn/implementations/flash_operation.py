@@ -11,7 +11,7 @@ import ctypes
 import functools
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ def _run(
     inputs: Sequence[Tensor],
     others: Sequence[Tensor | None],
     options: Sequence[Any],
-    more: Any,
+    more: Iterable[tuple[int, Tensor]],
     asks: bool = False,
 ) -> None:
     """Run a kernel on arrays, and on more of them by the words of their addresses."""
@@ -313,7 +313,7 @@ def _differentiate_twice(ctx: Any, *seconds: Tensor | None) -> tuple[Any, ...]:
     return (*of_operands, *(None,) * 6, None, None, found[5], found[6], *(None,) * len(ctx.options))
 
 
-def _kept(operands: Sequence[Any], dropout: float) -> Tensor | None:
+def _kept(operands: Sequence[Tensor], dropout: float) -> Tensor | None:
     """Return which weights are kept, None where there is no dropout."""
     query, key, seed, kept = (operands[place] for place in (0, 1, 8, 9))
     if seed is None:
@@ -323,7 +323,12 @@ def _kept(operands: Sequence[Any], dropout: float) -> Tensor | None:
 
 
 def _at_once(
-    inputs: Sequence[Any], others: Sequence[Tensor | None], top: Tensor, scale: float, softcap: Any, dropout: float
+    inputs: Sequence[Any],
+    others: Sequence[Tensor | None],
+    top: Tensor,
+    scale: float,
+    softcap: float | None,
+    dropout: float,
 ) -> tuple[Tensor, Tensor]:
     """Return context and sums by the reference."""
     query, key, value, bias, sinks = inputs

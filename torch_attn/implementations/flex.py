@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -59,7 +58,7 @@ def attend(call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     return attend_by(_compiled(), call)
 
 
-def attend_by(kernel: Callable[..., Any], call: KernelCall) -> Float[Tensor, "B T H Dv"]:
+def attend_by(kernel: Callable[..., Tensor], call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)`` from `flex_attention`, compiled or not."""
     query, key, value = (array.transpose(1, 2) for array in (call.query, call.key, call.value))
     softcap, sinks = call.softcap, call.sinks
@@ -89,7 +88,7 @@ def attend_by(kernel: Callable[..., Any], call: KernelCall) -> Float[Tensor, "B 
 
 
 @functools.cache
-def _compiled() -> Callable[..., Any]:
+def _compiled() -> Callable[..., Tensor]:
     return torch.compile(torch_flex.flex_attention)
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.types import Device
 
 from .. import random, recomputation
 from ..random import RngStream
@@ -35,7 +36,7 @@ def draw_like(
     return draw_shape(tuple(like.shape))
 
 
-def drawing(rate: float, rng: torch.Generator | RngStream, dtype: torch.dtype | None, device: Any) -> Draw:
+def drawing(rate: float, rng: torch.Generator | RngStream, dtype: torch.dtype | None, device: Device) -> Draw:
     """Return the function that draws the next mask of a source."""
     if torch.compiler.is_compiling():
         return _bernoulli_from(rate, rng, dtype, device)
@@ -51,7 +52,7 @@ def drawing(rate: float, rng: torch.Generator | RngStream, dtype: torch.dtype | 
     return draw_hidden
 
 
-def _bernoulli_from(rate: float, rng: torch.Generator | RngStream, dtype: torch.dtype | None, device: Any) -> Draw:
+def _bernoulli_from(rate: float, rng: torch.Generator | RngStream, dtype: torch.dtype | None, device: Device) -> Draw:
     if isinstance(rng, RngStream):
         key, x64 = rng(), rng.x64
         return lambda shape: random.bernoulli(key, 1.0 - rate, shape, x64=x64, device=device)
@@ -100,7 +101,7 @@ class _Mask(torch.autograd.Function):
         return None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> None:
+    def jvp(ctx: Any, *tangents: Tensor | None) -> None:
         return None
 
     @staticmethod

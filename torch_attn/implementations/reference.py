@@ -7,12 +7,12 @@ head, g query heads per key/value head, c channel of a head.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from ..random import JaxRngs, RngStream
 from . import masks
@@ -129,7 +129,7 @@ def draw(
     rate: float,
     rng: torch.Generator | RngStream | JaxRngs | Drawn | None,
     dtype: torch.dtype | None = None,
-    device: Any = None,
+    device: Device = None,
 ) -> Bool[Tensor, "..."]:
     """Return a dropout mask, ``True`` = kept, with probability ``1 - rate``: that of weights of this dtype."""
     rng = source_of(rate, rng)

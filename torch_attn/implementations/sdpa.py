@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -175,7 +174,7 @@ def _is_restricted() -> bool:
     return not all(one() for one in (*enabled, backends.cudnn_sdp_enabled))
 
 
-def _may_be_few(keys: Any) -> bool:
+def _may_be_few(keys: int) -> bool:
     """Return whether there may be fewer keys than `MIN_KEYS`; a graph for any number of them stays one."""
     return isinstance(keys, Tensor) or not is_surely(keys >= MIN_KEYS)  # a tensor under torch.jit.trace
 

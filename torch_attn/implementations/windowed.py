@@ -6,8 +6,6 @@ s key of a block, h head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
@@ -59,7 +57,7 @@ def attend(call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     first = offset - size + 1
     span = block + size - 1
 
-    def cut(array: Tensor, value: Any = 0) -> Tensor:
+    def cut(array: Tensor, value: float = 0) -> Tensor:
         """Return ``(B, S, ...)`` as ``(B, m, ..., s)``: the keys of every block, those beyond the ends made up."""
         ends = (-first, first + (blocks - 1) * block + span - keys)
         return pad(array, (0, 0) * (array.ndim - 2) + ends, value=value).unfold(1, span, block)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def without_autocast(array: Tensor) -> contextlib.AbstractContextManager[Any]:
+def without_autocast(array: Tensor) -> contextlib.AbstractContextManager[object]:
     """Hold the context in which products are not cast to a lower precision: a state sums up over all tokens."""
     kind = array.device.type
     is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has none

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
@@ -12,7 +10,7 @@ from attn_bridge.sharding.plan import Role
 from .devices import ROLES, Cut, Devices
 
 
-def same_name(kind: type[nn.Module], members: dict[str, Any]) -> type[nn.Module]:
+def same_name(kind: type[nn.Module], members: dict[str, object]) -> type[nn.Module]:
     """Return a subclass of a module's class that bears its name."""
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(kind.__name__, (kind,), names | members)

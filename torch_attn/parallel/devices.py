@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ class Devices:
     plan: Plan
     whole_heads: bool = False
 
-    def __deepcopy__(self, memo: Any) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Return itself: a copy of a module is on the same devices."""
         return self
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from ..shards import is_sharded, whole
 from .classes import same_name, tokens_cut
 from .devices import Devices
 from .modules.products import Products
+
+Result = TypeVar("Result")
 
 SEQUENCES = ("x", "tokens", "ids", "source", "context")
 """Names of arguments that are sequences; those of a context need not divide."""
@@ -42,7 +44,7 @@ def sharded_class(kind: type[nn.Module]) -> type[nn.Module]:
     order = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
     takes_frames = issubclass(kind, EncoderDecoderModel)
 
-    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
+    def forward(self: nn.Module, *arguments: object, **options: object) -> object:
         sharding: Devices = self.sharding
         named = dict(zip(order, arguments, strict=False)) | options
         if len(named) < len(arguments) + len(options):
@@ -57,7 +59,7 @@ def sharded_class(kind: type[nn.Module]) -> type[nn.Module]:
                 named[name] = enter(sharding, argument, must_divide=must_divide, is_sequence=name in SEQUENCES)
             return leave(sharding, kind.forward(self, **named))
 
-    members: dict[str, Any] = {"forward": functools.wraps(kind.forward)(forward)}
+    members: dict[str, object] = {"forward": functools.wraps(kind.forward)(forward)}
     for name in ("generate", "generate_greedy"):
         if hasattr(kind, name):
             members[name] = _in_whole_outputs(getattr(kind, name))
@@ -121,11 +123,11 @@ def _entered(sharding: Devices) -> Iterator[None]:
         _ENTERED.pop()
 
 
-def _in_whole_outputs(method: Any) -> Any:
+def _in_whole_outputs(method: Callable[..., Result]) -> Callable[..., Result]:
     """Return a method during which outputs are whole on every device, as tokens are drawn from them."""
 
     @functools.wraps(method)
-    def run(self: Any, *arguments: Any, **options: Any) -> Any:
+    def run(self: object, *arguments: object, **options: object) -> Result:
         _WHOLE.append(True)
         try:
             with torch.no_grad():
@@ -136,15 +138,15 @@ def _in_whole_outputs(method: Any) -> Any:
     return run
 
 
-def _in_whole_steps(method: Any) -> Any:
+def _in_whole_steps(method: Callable[..., Iterator[Tensor]]) -> Callable[..., Iterator[Tensor]]:
     """Return a method that gives an iterator, each step of which runs in whole outputs; those between do not."""
     step = _in_whole_outputs(next)
 
     @functools.wraps(method)
-    def run(self: Any, *arguments: Any, **options: Any) -> Iterator[Any]:
+    def run(self: nn.Module, *arguments: object, **options: object) -> Iterator[Tensor]:
         tokens = _in_whole_outputs(method)(self, *arguments, **options)
 
-        def steps() -> Iterator[Any]:
+        def steps() -> Iterator[Tensor]:
             while (token := step(tokens, None)) is not None:
                 yield token
 

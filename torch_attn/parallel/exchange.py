@@ -19,7 +19,7 @@ class _Exchange(torch.autograd.Function):
         return send(rows, sent, got, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return send(gradient, ctx.got, ctx.sent, ctx.group), None, None, None
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.types import Device
 
 from attn_bridge.masks import ArrayMask, Mask
 from attn_bridge.masks.description import AnyOf, Combined, Offset
@@ -21,7 +22,7 @@ def part_of(mask: Mask, batch: slice, heads: slice = ALL) -> Mask:
     return _map(mask, lambda array: _cut(array, batch, 0, heads, 1))
 
 
-def block_of(mask: Mask | None, queries: range, keys: range, device: Any) -> Mask | None:
+def block_of(mask: Mask | None, queries: range, keys: range, device: Device) -> Mask | None:
     """Return a mask for a block of queries and keys, as they see each other from their first; None shows all."""
     if mask is None or mask.visibility(queries, keys) is True:
         return None
@@ -46,7 +47,7 @@ def block_of(mask: Mask | None, queries: range, keys: range, device: Any) -> Mas
     return ArrayMask(as_scores(mask.allowed(of_queries[:, None], of_keys[None, :])))
 
 
-def _map(mask: Mask, cut: Any) -> Mask:
+def _map(mask: Mask, cut: Callable[[Tensor], Tensor]) -> Mask:
     if isinstance(mask, Combined):
         return type(mask)(tuple(_map(part, cut) for part in mask.parts))
     if isinstance(mask, ArrayMask):

@@ -27,7 +27,7 @@ def local_parameters(module: nn.Module, sharding: Devices, working: Iterable[Rol
 
 
 @contextlib.contextmanager
-def on_parts(module: nn.Module, parts: Mapping[str, Tensor], **attributes: Any) -> Iterator[None]:
+def on_parts(module: nn.Module, parts: Mapping[str, Tensor], **attributes: object) -> Iterator[None]:
     """Replace parameters of a module by other tensors inside the context, and set attributes."""
     former = {name: getattr(module, name) for name in attributes}
     lent = []
@@ -54,7 +54,7 @@ class _Touched(torch.autograd.Function):
         return result.view_as(result)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.shapes)
         return gradient, *zeros
 

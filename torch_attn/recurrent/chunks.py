@@ -5,15 +5,16 @@ The twin is `jax_attn.recurrent.chunks`. Letters: b batch, t position (s an earl
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
 
-def scan(step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, sequences: Any) -> tuple[Tensor, Tensor]:
+def scan(
+    step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, sequences: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
     """Run ``(state, output) = step(state, elements)`` along the first axis of `sequences`; stack the outputs."""
     outputs = []
     for now in zip(*sequences, strict=True):

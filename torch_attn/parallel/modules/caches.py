@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -12,7 +10,7 @@ from ...decoding.recurrent_cache import RecurrentCache
 from ..devices import Devices
 
 
-def place_caches(sharding: Devices, caches: Any) -> Any:
+def place_caches(sharding: Devices, caches: object) -> object:
     """Return caches, or tuples of them, with each device's heads of keys, values and states on it."""
     if isinstance(caches, tuple):
         return tuple(place_caches(sharding, one) for one in caches)

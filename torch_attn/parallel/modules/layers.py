@@ -6,7 +6,7 @@ Each is a subclass of the module's class with its name; `placement` gives it to 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ from .caches import place_caches
 from .products import product
 
 
-def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:
+def _embedding(self: Embedding, ids: Tensor, name: str = "ids") -> Tensor:
     """Look up ids, which every device has; where the vocabulary is cut, a device has some of the rows."""
     sharding: Devices = self.sharding
     ids = whole(ids).long()
@@ -63,7 +63,7 @@ def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:
     return sharding.joined(torch.where(is_here[..., None], rows_of_table, 0.0), cut, ["tensor"])
 
 
-def _linear(self: Any, x: Tensor) -> Tensor:
+def _linear(self: nn.Linear, x: Tensor) -> Tensor:
     """Multiply with the device's part of the matrix."""
     sharding: Devices = self.sharding
     weight = self._parameters["weight"]
@@ -75,7 +75,7 @@ def _linear(self: Any, x: Tensor) -> Tensor:
     )
 
 
-def _norm(self: Any, x: Tensor, *, base: type[nn.Module]) -> Tensor:
+def _norm(self: nn.Module, x: Tensor, *, base: type[nn.Module]) -> Tensor:
     """Norm the vectors that the device has."""
     sharding: Devices = self.sharding
     cut = cut_of(sharding, x) if is_sharded(x) else {}
@@ -87,7 +87,7 @@ def _norm(self: Any, x: Tensor, *, base: type[nn.Module]) -> Tensor:
         return sharding.joined(base.forward(self, sharding.local(x, cut, working)), cut)
 
 
-def _dropout(self: Any, x: Tensor) -> Tensor:
+def _dropout(self: Dropout, x: Tensor) -> Tensor:
     """Apply the dropout mask of the whole module on one device; each device takes its part of it."""
     if not self.training or self.p == 0.0 or not is_sharded(x):
         return x if not self.training else Dropout.forward(self, x)
@@ -95,7 +95,7 @@ def _dropout(self: Any, x: Tensor) -> Tensor:
     return torch.where(self.sharding.shared(keep), x / (1.0 - self.p), 0.0)
 
 
-def _mixture_of_experts(self: Any, x: Tensor) -> Tensor:
+def _mixture_of_experts(self: MixtureOfExperts, x: Tensor) -> Tensor:
     """Send the device's tokens to its part of every expert: there is one sum over devices, at the end."""
     sharding: Devices = self.sharding
     cut = tokens_cut(sharding, x)
@@ -111,7 +111,7 @@ def _mixture_of_experts(self: Any, x: Tensor) -> Tensor:
     return sharding.joined(touched(output, parts.values()), cut, sums)
 
 
-def _convolution(self: Any, x: Tensor) -> Tensor:
+def _convolution(self: Convolution, x: Tensor) -> Tensor:
     """Convolve all positions on every device; the output is cut by positions."""
     sharding: Devices = self.sharding
     rows: Cut = {"fsdp": 0 if sharding.divides("fsdp", x.shape[0]) else None}
@@ -123,7 +123,7 @@ def _convolution(self: Any, x: Tensor) -> Tensor:
     return sharding.cut(joined, tokens_cut(sharding, joined))
 
 
-FORWARDS: dict[type[nn.Module], Any] = {
+FORWARDS: dict[type[nn.Module], Callable[..., object]] = {
     nn.Linear: _linear,
     LayerNorm: functools.partial(_norm, base=LayerNorm),
     RMSNorm: functools.partial(_norm, base=RMSNorm),
@@ -144,10 +144,10 @@ FORWARDS: dict[type[nn.Module], Any] = {
 def local_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return the class of a part of a sharded module: its own, or a subclass of it."""
     forward = next((own for base, own in FORWARDS.items() if issubclass(kind, base)), None)
-    members: dict[str, Any] = {}
+    members: dict[str, object] = {}
     if forward is not None:
 
-        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        def call(self: nn.Module, *arguments: object, **options: object) -> object:
             return forward(self, *arguments, **options)
 
         members["forward"] = functools.wraps(kind.forward)(call)
@@ -157,7 +157,7 @@ def local_class(kind: type[nn.Module]) -> type[nn.Module]:
         members["_attend"] = recurrent.lightning_attention
     if hasattr(kind, "init_cache"):
 
-        def init_cache(self: Any, *arguments: Any, **options: Any) -> Any:
+        def init_cache(self: nn.Module, *arguments: int, **options: int) -> object:
             return place_caches(self.sharding, kind.init_cache(self, *arguments, **options))
 
         members["init_cache"] = functools.wraps(kind.init_cache)(init_cache)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from einops import einsum, rearrange
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from attn_bridge.sharding.plan import Role
@@ -19,7 +19,7 @@ from ..devices import Cut, Devices
 
 
 def absorbed(
-    self: Any, query_nope: Tensor, query_rope: Tensor, latent: Tensor, options: dict[str, Any]
+    self: MultiHeadLatentAttention, query_nope: Tensor, query_rope: Tensor, latent: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
     """Like `MultiHeadLatentAttention._absorbed`, each device for its heads and tokens."""
     if not is_sharded(query_nope):
@@ -31,7 +31,9 @@ def absorbed(
     return _by_heads(self, context, self.W_value, "b t h l, h c l -> b t h c", width), weights
 
 
-def _by_heads(self: Any, array: Tensor, layer: Any, pattern: str, width: int | None = None) -> DTensor:
+def _by_heads(
+    self: MultiHeadLatentAttention, array: Tensor, layer: nn.Linear, pattern: str, width: int | None = None
+) -> DTensor:
     """Return the product with the matrix of each head, of the first channels of each."""
     sharding: Devices = self.sharding
     heads = self.config.num_heads

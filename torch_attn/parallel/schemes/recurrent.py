@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 
 from attn_bridge.masks import Mask, as_mask
@@ -30,6 +30,9 @@ from ..devices import Cut, Devices
 from ..masks import part_of
 from ..region import local_parameters, on_parts
 
+Output: TypeAlias = Tensor | tuple[Tensor | RecurrentCache, ...]
+"""The output of a module, with its weights or its cache behind it if asked for."""
+
 
 @dataclasses.dataclass(frozen=True)
 class DeviceLine:
@@ -45,7 +48,13 @@ class DeviceLine:
     rank: int
     devices: int
 
-    def recur(self, run: Callable[..., Any], sequences: tuple[Tensor, ...], state: Tensor, chunk_size: int) -> Any:
+    def recur(
+        self,
+        run: Callable[..., tuple[Tensor, Tensor]],
+        sequences: tuple[Tensor, ...],
+        state: Tensor,
+        chunk_size: int,
+    ) -> tuple[Tensor, Tensor]:
         """Return the context of the device's tokens and the state that they leave."""
         context, state = run(*sequences, self.before(state, *sequences), chunk_size)
         return self.behind(context, state), state
@@ -90,7 +99,7 @@ class _Receive(torch.autograd.Function):
         return line.receive(state, -1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
         ctx.line.send(gradient, -1)
         return None, None, *[None] * ctx.count
 
@@ -104,11 +113,11 @@ class _Send(torch.autograd.Function):
         return result.view_as(result)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
         return None, gradient, ctx.line.receive(ctx.saved_tensors[0], 1)
 
 
-def short_convolution(self: Any, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def short_convolution(self: ShortConvolution, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Convolve the device's tokens, behind the last ones of the device before."""
     line: DeviceLine | None = getattr(self, "line", None)
     if line is None:
@@ -118,7 +127,7 @@ def short_convolution(self: Any, x: Tensor, state: Tensor | None = None) -> tupl
     return line.behind(output, state), state
 
 
-def linear_attention(self: Any, x: Tensor, **options: Any) -> Any:
+def linear_attention(self: LinearAttention, x: Tensor, **options: Any) -> Output:
     """Compute the device's heads and tokens; all tokens, where weights are asked for or a mask needs them."""
     mask, cache = options.get("attention_mask"), options.get("cache")
     has_weights = bool(options.get("return_weights"))
@@ -126,21 +135,21 @@ def linear_attention(self: Any, x: Tensor, **options: Any) -> Any:
     return _recurrent(self, x, LinearAttention.forward, options, needs_all, {})
 
 
-def gated_delta_net(self: Any, x: Tensor, **options: Any) -> Any:
+def gated_delta_net(self: GatedDeltaNet, x: Tensor, **options: Any) -> Output:
     """Compute the device's heads and tokens."""
     channels = _channels(self, self.config.key_width, self.config.key_width, self.config.value_width)
     picked = {"conv1d.weight": channels}
     return _recurrent(self, x, GatedDeltaNet.forward, options, options.get("cache") is not None, picked)
 
 
-def kimi_delta_attention(self: Any, x: Tensor, **options: Any) -> Any:
+def kimi_delta_attention(self: KimiDeltaAttention, x: Tensor, **options: Any) -> Output:
     """Compute the device's heads and tokens."""
     channels = _channels(self, self.config.key_width, self.config.key_width, self.config.value_width)
     picked = {"conv1d.weight": channels}
     return _recurrent(self, x, KimiDeltaAttention.forward, options, options.get("cache") is not None, picked)
 
 
-def mamba2(self: Any, x: Tensor, **options: Any) -> Any:
+def mamba2(self: Mamba2, x: Tensor, **options: Any) -> Output:
     """Compute the device's groups of heads, and its tokens."""
     config: Mamba2Config = self.config
     channels = _channels(self, config.width, config.key_width, config.key_width)
@@ -149,13 +158,13 @@ def mamba2(self: Any, x: Tensor, **options: Any) -> Any:
     return _recurrent(self, x, Mamba2.forward, options, options.get("cache") is not None, picked)
 
 
-def lightning_attention(self: Any, batch: Tensor, **options: Any) -> Any:
+def lightning_attention(self: LightningAttention, batch: Tensor, **options: Any) -> Output:
     """Compute the contexts and gates of the device's heads and tokens; the norm of all heads follows outside."""
     needs_all = options.get("cache") is not None
     return _recurrent(self, batch, LightningAttention._attend, options, needs_all, {}, features=2)
 
 
-def _channels(self: Any, *widths: int) -> Tensor:
+def _channels(self: nn.Module, *widths: int) -> Tensor:
     """Return the device's channels of a convolution over arrays of these widths, each of which has all heads."""
     starts = itertools.accumulate(widths, initial=0)
     parts = [
@@ -165,20 +174,20 @@ def _channels(self: Any, *widths: int) -> Tensor:
     return torch.cat(parts)
 
 
-def _has_tensor(self: Any) -> bool:
+def _has_tensor(self: nn.Module) -> bool:
     return bool(self.sharding.plan.size("tensor") > 1)
 
 
 def _recurrent(
-    self: Any,
+    self: nn.Module,
     x: Tensor,
-    run: Callable[..., Any],
+    run: Callable[..., Output],
     options: dict[str, Any],
     needs_all: bool,
     picked: dict[str, Tensor],
     *,
     features: int = 0,
-) -> Any:
+) -> Output:
     """Run a method of the module on the device's heads and tokens.
 
     Args:
@@ -248,7 +257,7 @@ def _config_of_heads(config: Any, sharding: Devices) -> Any:
     return config.replace(**changes) if devices > 1 else config
 
 
-def _mask_of(self: Any, x: Tensor, options: dict[str, Any], cut: Cut) -> Any:
+def _mask_of(self: nn.Module, x: Tensor, options: dict[str, Any], cut: Cut) -> Mask | Tensor | None:
     """Return a device's part of the attention mask of a call."""
     mask, sharding = options.get("attention_mask"), self.sharding
     if mask is None:
