@@ -38,12 +38,12 @@ class Bench:
     def __init__(self, framework: str):
         backends.load("torch" if framework == "torch" else "flax")
         self.side = importlib.import_module(f"benchmarks.sides.{framework}_side")
-        self._calls: dict[str, Callable[[], Any]] = {}
+        self._calls: dict[str, Callable[[], object]] = {}
         self._repeats: dict[str, int] = {}
         self._spent: dict[str, float] = {}
         self._rounds = 0
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return versions and device."""
         return dict(self.side.describe())
 
@@ -104,7 +104,7 @@ class Bench:
             return {"status": "failed", "reason": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
         return {"status": "right", "first_call_s": first}
 
-    def _add(self, label: str, call: Callable[[], Any], sample: float) -> None:
+    def _add(self, label: str, call: Callable[[], object], sample: float) -> None:
         self.side.elapsed(call, 1)
         once = max(self.side.elapsed(call, 1), 1e-7)
         self._calls[label], self._repeats[label] = call, max(1, round(sample / once))
@@ -144,7 +144,7 @@ class Bench:
         self._calls = {}
 
 
-def host_peak(work: Work, wait: Callable[[Any], Any]) -> int | None:
+def host_peak(work: Work, wait: Callable[[object], object]) -> int | None:
     """Return how far one call raises the resident memory of this process; None where that can't be known.
 
     The call has run before, so that neither compiling nor the libraries' own start is counted.

@@ -13,7 +13,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +59,7 @@ def measure(sizes: list[int], gradients: bool, rounds: int) -> dict[tuple[str, s
     """Return (contender, dtype) -> median seconds."""
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(sizes, np.float32) for _ in range(4)]
-    ways: dict[tuple[str, str], Callable[[], Any]] = {}
+    ways: dict[tuple[str, str], Callable[[], object]] = {}
     for dtype in DTYPES:
         tensors = [torch.from_numpy(one).to(getattr(torch, dtype)) for one in arrays]
         for name in ("sdpa", "cpu_flash"):
@@ -77,11 +76,11 @@ def measure(sizes: list[int], gradients: bool, rounds: int) -> dict[tuple[str, s
     return {key: statistics.median(times) for key, times in seconds.items()}
 
 
-def in_torch(tensors: list[torch.Tensor], name: str, gradients: bool) -> Callable[[], Any]:
+def in_torch(tensors: list[torch.Tensor], name: str, gradients: bool) -> Callable[[], object]:
     """Return a call of torch."""
     *inputs, cotangent = tensors
 
-    def run() -> Any:
+    def run() -> object:
         with torch.set_grad_enabled(gradients):
             own = [one.detach().requires_grad_(gradients) for one in inputs]
             out = torch_attn.functional.dot_product_attention(*own, mask=causal(), implementation=name)
@@ -90,13 +89,13 @@ def in_torch(tensors: list[torch.Tensor], name: str, gradients: bool) -> Callabl
     return run
 
 
-def in_jax(arrays: list[Any], gradients: bool) -> Callable[[], Any]:
+def in_jax(arrays: list[jax.Array], gradients: bool) -> Callable[[], object]:
     """Return a call of JAX."""
 
-    def attend(*inputs: Any) -> Any:
+    def attend(*inputs: jax.Array) -> jax.Array:
         return jax_attn.functional.dot_product_attention(*inputs, mask=causal(), implementation="cpu_flash")
 
-    def both(*operands: Any) -> Any:
+    def both(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return jax.vjp(attend, *operands[:3])[1](operands[3]) if gradients else attend(*operands[:3])
 
     compiled = jax.jit(both)

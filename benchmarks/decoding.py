@@ -99,22 +99,22 @@ def measure(
     step, graph, weights = flax_step(), *nnx.split(in_flax)
     in_jax = jax.jit(lambda *inputs: jax_dot_product_attention(*inputs, mask=causal().offset(length - 1)))
 
-    def sdpa() -> Any:
+    def sdpa() -> object:
         torch_cache = state["torch"]
         key, value = (one[:, :length].transpose(1, 2) for one in (torch_cache.key, torch_cache.value))
         return torch.nn.functional.scaled_dot_product_attention(asked.transpose(1, 2), key, value, enable_gqa=True)
 
-    def attend() -> Any:
+    def attend() -> object:
         torch_cache = state["torch"]
         return dot_product_attention(
             asked, torch_cache.key[:, :length], torch_cache.value[:, :length], mask=causal().offset(length - 1)
         )
 
-    def torch_step() -> Any:
+    def torch_step() -> object:
         out, state["torch"] = in_torch(token, cache=state["torch"])
         return out
 
-    def one_flax_step() -> Any:
+    def one_flax_step() -> object:
         out, state["flax"] = step(graph, weights, x, state["flax"])
         return jax.block_until_ready(out)
 
@@ -144,7 +144,7 @@ def measure(
     return seconds
 
 
-def flax_step() -> Any:
+def flax_step() -> object:
     """Return a step that gives the cache away."""
     return jax.jit(lambda graph, weights, x, cache: nnx.merge(graph, weights)(x, cache=cache), static_argnums=0,
                    donate_argnums=3)  # fmt: skip

@@ -15,7 +15,7 @@ FLAGS = ["avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_til
 """Abilities of a processor that decide how fast matrices are multiplied."""
 
 
-def describe() -> dict[str, Any]:
+def describe() -> dict[str, object]:
     """Return the facts that need no framework."""
     info = _cpu_info()
     return {

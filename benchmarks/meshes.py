@@ -154,7 +154,7 @@ def print_table(subject: str, rows: dict[str, dict[str, Any]]) -> None:
         print(f"{name:{widths[0]}}{shown}  {words}")
 
 
-def _pair(values: list[Any]) -> str:
+def _pair(values: list[object]) -> str:
     return " / ".join(map(str, values))
 
 

@@ -31,7 +31,7 @@ import torch_attn
 from . import machine
 from .sides import jax_side, torch_side
 
-Way = Callable[[], Any]
+Way = Callable[[], object]
 VOCABULARY = 32000
 
 CLOSE = 1e-3

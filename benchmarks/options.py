@@ -28,7 +28,7 @@ from torch_attn.random import JaxRngs
 from . import machine
 from .sides import jax_side, torch_side
 
-Way = Callable[[], Any]
+Way = Callable[[], object]
 
 BITS = "drawing a mask alone"
 """The case that draws the mask of `dropout`, with each framework's own generator, and computes no attention."""

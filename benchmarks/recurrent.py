@@ -11,7 +11,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +53,7 @@ def operands(batch: int, tokens: int, heads: int, width: int) -> list[np.ndarray
     return [one.astype(np.float32) for one in (query * width**-0.5, key, value, decay, beta)]
 
 
-def forward(*shape: int) -> dict[str, Callable[[], Any]]:
+def forward(*shape: int) -> dict[str, Callable[[], object]]:
     """Return contender -> function that computes the context."""
     arrays = operands(*shape)
     tensors, in_jax = [torch.from_numpy(one) for one in arrays], [jnp.asarray(one) for one in arrays]
@@ -66,7 +65,7 @@ def forward(*shape: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def with_gradients(*shape: int) -> dict[str, Callable[[], Any]]:
+def with_gradients(*shape: int) -> dict[str, Callable[[], object]]:
     """Return contender -> function that computes the gradients of all operands."""
     arrays = operands(*shape)
     in_jax = [jnp.asarray(one) for one in arrays]
@@ -92,7 +91,7 @@ def reference(query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     return torch_chunk_gated_delta_rule(scaled, *others, use_qk_l2norm_in_kernel=False)[0]
 
 
-def measure(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+def measure(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Return the median seconds of each, taken in turns after a first call that compiles."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():

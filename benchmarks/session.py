@@ -122,7 +122,7 @@ class Worker:
             self._process.stdin.flush()
         return self._answer()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return versions and device."""
         return self._ask("describe")
 

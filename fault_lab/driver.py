@@ -236,7 +236,7 @@ class _Subject:
             flax_weights = self._rounded(self.held) if self._holds("flax") else self.held
             self._backends["flax"].set_weights(self.modules[1], self._on_side(flax_weights, "flax"))
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """Return the configuration of the pair and the attention kernels that served each side, as JSON-ready data."""
         return self.pair.described() | {"kernels": {side: order.served for side, order in self._orders.items()}}
 

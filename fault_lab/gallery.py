@@ -185,7 +185,7 @@ class Finding:
         named = [self.trial.entry, self.trial.fault, verdict[:160], self.place]
         return [*named, self.right, f"{self.seconds:.1f}"]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return it as JSON-ready data."""
         return {
             "case": str(self.trial),

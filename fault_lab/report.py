@@ -6,7 +6,6 @@ import collections
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import rich.box
 import rich.table
@@ -145,7 +144,7 @@ class MutationReport:
             table.add_row(f"false alarms, {name}", f"[{color}]{judged}[/]", "", *rules)
         return table
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the report as JSON-ready data."""
         return {
             "schema": SCHEMA,

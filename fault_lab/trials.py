@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from attn_bridge.backends import Framework
 
@@ -50,7 +49,7 @@ class Result:
 
     trial: Trial
     module: str
-    described: Mapping[str, Any]
+    described: Mapping[str, object]
     verdict: str
     message: str
     explanation: str
@@ -79,7 +78,7 @@ class Result:
         line = f"{self.outcome}: {what}, seed {self.trial.seed}: {self.verdict}"
         return f"{line}: {self.message}" if self.message else line
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return it as JSON-ready data; infinities become null."""
         change = None
         if self.change is not None:
@@ -124,6 +123,6 @@ def upper_bound(failures: int, count: int) -> float:
     return high
 
 
-def finite(value: object) -> Any:
+def finite(value: object) -> object:
     """Return a value; None for an infinity, which JSON has not."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

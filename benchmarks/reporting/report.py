@@ -138,7 +138,7 @@ class Report:
             ratios[name] = best.median / row.median if best and best.median and row.median else None
         return ratios
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the report as JSON-ready data; `from_json` reads it back."""
         rows = []
         for row in self.rows:

@@ -22,9 +22,9 @@ class Work:
         compile: compiles without running, if the framework can; then memory is not touched before the measurement.
     """
 
-    call: Callable[[], Any]
+    call: Callable[[], object]
     read: Callable[[Any], dict[str, np.ndarray]]
-    compile: Callable[[], Any] | None = None
+    compile: Callable[[], object] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

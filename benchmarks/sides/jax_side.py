@@ -6,7 +6,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import flax
 import jax
@@ -29,7 +29,10 @@ STOCK = {"attention": "jax.nn", "modules": "flax.nnx.MultiHeadAttention"}
 _STOCK_NAMES = {"W_query": "query", "W_key": "key", "W_value": "value", "out_proj": "out"}
 
 
-def describe() -> dict[str, Any]:
+Result = TypeVar("Result")
+
+
+def describe() -> dict[str, object]:
     """Return the versions and the device."""
     device = jax.devices()[0]
     facts = {
@@ -62,7 +65,7 @@ def contenders(group: Group, modes: Sequence[str]) -> tuple[list[Contender], lis
     return all_contenders, notes
 
 
-def elapsed(call: Callable[[], Any], repeats: int) -> float:
+def elapsed(call: Callable[[], object], repeats: int) -> float:
     """Return the seconds per call, from the first call's start until all results are ready."""
     start_time = time.perf_counter()
     on_cpu = jax.default_backend() == "cpu"  # where a second call would run beside the first one
@@ -74,12 +77,12 @@ def elapsed(call: Callable[[], Any], repeats: int) -> float:
     return (time.perf_counter() - start_time) / repeats
 
 
-def wait(result: Any) -> Any:
+def wait(result: Result) -> Result:
     """Return a result once it is ready."""
     return jax.block_until_ready(result)
 
 
-def matmul(size: int, dtype: str) -> Callable[[], Any]:
+def matmul(size: int, dtype: str) -> Callable[[], object]:
     """Return the product of two square matrices, to call."""
     left, right = (jax.random.normal(jax.random.key(seed), (size, size), jnp.dtype(dtype)) for seed in range(2))
     return functools.partial(jax.jit(jnp.matmul), left, right)
@@ -178,7 +181,7 @@ def _stock(group: Group, mode: str) -> Work:
     return _module(module, _STOCK_NAMES, group, mode, mask=mask)
 
 
-def _module(module: Any, names: dict[str, str], group: Group, mode: str, **options: Any) -> Work:
+def _module(module: nnx.Module, names: dict[str, str], group: Group, mode: str, **options: Any) -> Work:
     """Load the weights into the four linear layers of a module, called `names` there."""
     inputs = group.inputs()
     module.eval()
@@ -211,19 +214,19 @@ def _module(module: Any, names: dict[str, str], group: Group, mode: str, **optio
     return _jitted(_both(apply) if group.backward else _forward(apply), read, cotangent, state, x)
 
 
-def _forward(function: Callable[..., Array]) -> Callable[..., Any]:
+def _forward(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda cotangent, *arguments: (function(*arguments), ())
 
 
-def _both(function: Callable[..., Array]) -> Callable[..., Any]:
-    def run(cotangent: Array, *arguments: Any) -> Any:
+def _both(function: Callable[..., Array]) -> Callable[..., object]:
+    def run(cotangent: Array, *arguments: Array) -> object:
         output, pull = jax.vjp(function, *arguments)
         return output, pull(cotangent)
 
     return run
 
 
-def _jitted(function: Callable[..., Any], read: Callable[[Any], dict[str, np.ndarray]], *arguments: Any) -> Work:
+def _jitted(function: Callable[..., object], read: Callable[[Any], dict[str, np.ndarray]], *arguments: Array) -> Work:
     jitted = jax.jit(function)
     return Work(functools.partial(jitted, *arguments), read, lambda: jitted.lower(*arguments).compile())
 

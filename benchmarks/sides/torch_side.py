@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +28,10 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def describe() -> dict[str, Any]:
+Result = TypeVar("Result")
+
+
+def describe() -> dict[str, object]:
     """Return the version, the device and the threads."""
     facts = {"versions": {"torch": torch.__version__}, "device": "cpu", "threads": torch.get_num_threads()}
     if device().type == "cuda":
@@ -56,7 +59,7 @@ def contenders(group: Group, modes: Sequence[str]) -> tuple[list[Contender], lis
     return all_contenders, notes
 
 
-def elapsed(call: Callable[[], Any], repeats: int) -> float:
+def elapsed(call: Callable[[], object], repeats: int) -> float:
     """Return the seconds per call, from the first call's start until all results are ready."""
     if device().type == "cuda":
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -73,14 +76,14 @@ def elapsed(call: Callable[[], Any], repeats: int) -> float:
     return (time.perf_counter() - start_time) / repeats
 
 
-def wait(result: Any) -> Any:
+def wait(result: Result) -> Result:
     """Return a result once it is ready."""
     if device().type == "cuda":
         torch.cuda.synchronize()
     return result
 
 
-def matmul(size: int, dtype: str) -> Callable[[], Any]:
+def matmul(size: int, dtype: str) -> Callable[[], object]:
     """Return the product of two square matrices, to call."""
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator).to(device(), getattr(torch, dtype)) for _ in range(2))

@@ -122,7 +122,7 @@ class MeshConfig:
         mask = np.arange(self.tokens) < np.array(self.lengths)[:, None]
         return {"x": x, "attention_mask": mask} if self.padding else {"x": x}
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """Return it as JSON-ready data."""
         return dataclasses.asdict(self)
 

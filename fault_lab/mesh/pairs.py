@@ -31,7 +31,7 @@ class RightPair:
     method: str
     dtype: str
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """Return it as JSON-ready data."""
         shapes = {name: list(one.shape) for name, one in self.case.numbers.inputs.items()}
         fields = {"module": self.case.name, "config": repr(self.case.config), "inputs": shapes}

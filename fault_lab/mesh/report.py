@@ -6,7 +6,6 @@ import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import rich.box
 import rich.table
@@ -143,7 +142,7 @@ class MeshMutationReport:
             table.add_row(*row)
         return table
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the report as JSON-ready data."""
         return {
             "passed": self.passed,

@@ -61,7 +61,7 @@ class MeshResult:
     """
 
     trial: MeshTrial
-    described: Mapping[str, Any]
+    described: Mapping[str, object]
     verdict: str
     message: str = ""
     shard: str = ""
@@ -90,7 +90,7 @@ class MeshResult:
         line = f"{self.outcome}: {self.trial}: {self.verdict}"
         return f"{line}: {self.message}" if self.message else line
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return it as JSON-ready data."""
         change = None
         if self.change is not None:

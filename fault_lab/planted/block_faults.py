@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from attn_bridge.weights import Rules
 from attn_parity.results.findings import Verdict
@@ -64,7 +63,7 @@ class Fault:
         """Whether it changes nothing in a pair."""
         return self.hidden(pair.arguments["config"])
 
-    def module(self, pair: Pair, *, planted: bool) -> tuple[str, Mapping[str, Any]]:
+    def module(self, pair: Pair, *, planted: bool) -> tuple[str, Mapping[str, object]]:
         """Return the arguments of ``build`` of both ``mutants.py`` for a side of a pair, with or without the fault."""
         return "Block", {**pair.arguments, "fault": self.name if planted and not self.held else ""}
 

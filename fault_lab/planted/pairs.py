@@ -39,7 +39,7 @@ class Pair:
     gain: float
     zero_biases: bool
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """Return the description of the pair as JSON-ready data."""
         config = self.arguments.get("config")
         if isinstance(config, BlockConfig):

@@ -40,14 +40,14 @@ from .row_faults import (
     turns_for_sections,
 )
 
-Changes = Callable[[Any], Mapping[str, Any]]
+Changes = Callable[[Any], Mapping[str, object]]
 """Config -> the fields that a port has otherwise, nothing where that config has nothing to change."""
 
 Wrong = Changes | Reads
 """The fault of a port: its changes to the config, or its wrong reads."""
 
 
-def _nothing(config: object) -> Mapping[str, Any]:
+def _nothing(config: object) -> Mapping[str, object]:
     del config
     return {}
 
@@ -77,7 +77,7 @@ class PortFault(Fault):
         del pair
         return False
 
-    def module(self, pair: Pair, *, planted: bool) -> tuple[str, Mapping[str, Any]]:
+    def module(self, pair: Pair, *, planted: bool) -> tuple[str, Mapping[str, object]]:
         """Return the arguments of ``build`` of both ``mutants.py`` for a side of a pair, with or without the fault."""
         config: Config = pair.arguments["config"]
         arguments = {"variant": self.variant, "config": config}
@@ -94,7 +94,7 @@ class PortFault(Fault):
 
 
 def _other_position(changes: Callable[[Rotary], Rotary]) -> Changes:
-    def changed(config: Any) -> Mapping[str, Any]:
+    def changed(config: Any) -> Mapping[str, object]:
         if not isinstance(config.position, Rotary):
             return {}
         position = changes(config.position)
@@ -103,7 +103,7 @@ def _other_position(changes: Callable[[Rotary], Rotary]) -> Changes:
     return changed
 
 
-def _other_pairing(config: Any) -> Mapping[str, Any]:
+def _other_pairing(config: Any) -> Mapping[str, object]:
     if not isinstance(config.position, Rotary) or _turning(config) == 2:
         return {}
     pairing: Pairing = "half" if config.position.pairing == "interleaved" else "interleaved"
@@ -151,7 +151,7 @@ _whole_head = _other_position(lambda rope: rope if rope.axes else dataclasses.re
 def _otherwise(field: str, value: Callable[[Any], Any]) -> Changes:
     """Set a field to what `value` makes of the config, where that is something else."""
 
-    def changed(config: object) -> Mapping[str, Any]:
+    def changed(config: object) -> Mapping[str, object]:
         other = value(config)
         return {} if other == getattr(config, field) else {field: other}
 

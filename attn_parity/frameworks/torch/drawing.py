@@ -59,7 +59,7 @@ class _Drawing(TorchFunctionMode):
         self._started = torch.get_rng_state()
         self._expected = random_state()
         self._foreign = False
-        self.instead: dict[Any, Callable[..., Any]] = {
+        self.instead: dict[object, Callable[..., object]] = {
             functional.dropout: self._dropout,
             torch.dropout: lambda input, p, train: self._dropout(input, p, train),
             torch.dropout_: lambda input, p, train: self._dropout(input, p, train, True),
@@ -73,7 +73,9 @@ class _Drawing(TorchFunctionMode):
             Tensor.bernoulli_: self._bernoulli_in_place,
         }
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in BACKWARD:
             return backward_inside(self, func, args, kwargs)
@@ -177,7 +179,7 @@ class _Drawing(TorchFunctionMode):
             weights = torch.softmax(scores if attn_mask is None else scores + attn_mask, -1)
         return self._drop(weights, tuple(weights.shape), dropout_p, True, False) @ value
 
-    def _attend_with_heads(self, *args: Any, **kwargs: Any) -> Any:
+    def _attend_with_heads(self, *args: Any, **kwargs: Any) -> object:
         """Run torch's function with its inner dropout and attention replaced; this mode does not see those calls."""
         self.heads = args[4] if len(args) > 4 else kwargs["num_heads"]
         names = {"dropout": self._dropout, "scaled_dot_product_attention": self._attend}
@@ -191,7 +193,7 @@ class _Drawing(TorchFunctionMode):
             for name, original in before.items():
                 setattr(functional, name, original)
 
-    def _bernoulli(self, input: Tensor, p: float | None = None, *, generator: Any = None, out: Any = None) -> Tensor:
+    def _bernoulli(self, input: Tensor, p: float | None = None, *, generator: object = None, out: Any = None) -> Tensor:
         if self.source is None:
             keywords = {} if out is None else {"out": out}
             return torch.bernoulli(input, *(() if p is None else (p,)), generator=generator, **keywords)
@@ -203,7 +205,7 @@ class _Drawing(TorchFunctionMode):
         mask = self._keep(input.shape, 1.0 - p, input.device).to(input.dtype)
         return mask if out is None else out.copy_(mask)
 
-    def _bernoulli_in_place(self, input: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
+    def _bernoulli_in_place(self, input: Tensor, p: float | Tensor = 0.5, *, generator: object = None) -> Tensor:
         if self.source is None:
             return input.bernoulli_(p, generator=generator)
         if isinstance(p, Tensor) and p.numel() != 1:
@@ -223,7 +225,7 @@ _REFUSED = {
 }
 
 
-def _is_on(func: Any, args: Any, kwargs: Any) -> bool:
+def _is_on(func: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a refused function drops; all of them take the input, the rate, and whether in training."""
     rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", False))

@@ -95,7 +95,7 @@ class _Stage(nn.Module):
         super().__init__()
         self._layer, self._call = (layer,), call
 
-    def forward(self, hidden_states: object, *args: object, **kwargs: object) -> Any:
+    def forward(self, hidden_states: object, *args: object, **kwargs: object) -> object:
         result = self._layer[0](self._call.given, *args, **kwargs)
         self._call.result = result[0] if isinstance(result, tuple) else result
         raise _Done
@@ -104,7 +104,7 @@ class _Stage(nn.Module):
 class _Empty(nn.Module):
     """Placeholder for a layer in front of it; returns its input, or the first of its inputs."""
 
-    def forward(self, hidden_states: object, *args: object, **kwargs: object) -> Any:
+    def forward(self, hidden_states: object, *args: object, **kwargs: object) -> object:
         return hidden_states, None
 
 
@@ -160,7 +160,7 @@ def _loaded(config: Any, kept: list[int], state: Mapping[str, Array], dtype: str
 
     made: list[nn.ModuleList] = []
 
-    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: nn.Module, config: Any, *args: object, **kwargs: object) -> None:
         kind.__init__(self, config, *args, **kwargs)
         layers = _layers(self.base_model, config)
         for number in range(len(layers)):

@@ -21,7 +21,9 @@ MIXED = "decided by fp32_precision"
 """Value of float32_matmul_precision where torch refuses to read it, because the newer settings were used."""
 
 
-def _holder(read: Callable[[], Any], write: Callable[[Any], Any]) -> Callable[[Any], AbstractContextManager[None]]:
+def _holder(
+    read: Callable[[], object], write: Callable[[Any], object]
+) -> Callable[[Any], AbstractContextManager[None]]:
     """Return a context manager that sets a value if it differs, and restores the former one."""
 
     @contextlib.contextmanager

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.hooks import RemovableHandle
 
 from torch_attn.functional import dtype_name
 
@@ -86,7 +87,7 @@ class CallRecorder:
         parts: path -> for each array argument of the submodule, the sharded array that was passed.
     """
 
-    def __init__(self, modules: dict[str, nn.Module], mesh: Any = None):
+    def __init__(self, modules: dict[str, nn.Module], mesh: DeviceMesh | None = None):
         self._modules = modules
         self._mesh = mesh
         self._calls: list[_Recorded] = []
@@ -97,7 +98,7 @@ class CallRecorder:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Hold the hooks."""
-        handles: list[Any] = []
+        handles: list[RemovableHandle] = []
         try:
             for path, child in self._modules.items():
                 if path:
@@ -121,7 +122,7 @@ class CallRecorder:
             calls.append(Call(call.path, number, call.order, call.arguments, call.outputs, cotangents))
         return calls
 
-    def _before(self, path: str) -> Any:
+    def _before(self, path: str) -> Callable[..., object]:
         def hook(child: nn.Module, args: object, kwargs: object) -> None:
             tensors = _tensors((args, kwargs))
             begun = None

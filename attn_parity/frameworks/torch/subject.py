@@ -72,7 +72,7 @@ class TorchSubject:
     changed: set[str]
     """Names that calls changed, other than weights and running statistics."""
 
-    def __init__(self, value: Any, device: str | None = None, *, train: bool = False):
+    def __init__(self, value: object, device: str | None = None, *, train: bool = False):
         self.side: ModuleSide | TorchFunctionSide = side_of(value)
         self.train = train
         self.device = device_of(self.side.tensors(), device)
@@ -307,7 +307,7 @@ class TorchSubject:
         with ONE_AT_A_TIME:
             return found(run, [wanted for _, wanted in samples])
 
-    def drawing(self, source: Masks | MaskPlan) -> contextlib.AbstractContextManager[Any]:
+    def drawing(self, source: Masks | MaskPlan) -> contextlib.AbstractContextManager[object]:
         """Return the context in which dropout takes its masks from `source`, in train mode."""
         return drawing(source, self.side.modules()[""]) if self.train else contextlib.nullcontext()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from torch_attn.backend import from_numpy
 from torch_attn.shards import cut_as
@@ -32,7 +33,7 @@ class Substitution:
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
         """Hold the hooks."""
-        handles: list[Any] = []
+        handles: list[RemovableHandle] = []
         self._next.clear()
         try:
             for path in self._substitutes:
@@ -44,8 +45,8 @@ class Substitution:
             for handle in handles:
                 handle.remove()
 
-    def _before(self, path: str) -> Any:
-        def hook(child: nn.Module, args: object, kwargs: object) -> Any:
+    def _before(self, path: str) -> Callable[..., object]:
+        def hook(child: nn.Module, args: object, kwargs: object) -> object:
             number = self._next.get(path, 0)
             self._next[path] = number + 1
             if number >= len(self._substitutes[path]):
@@ -59,8 +60,8 @@ class Substitution:
 
         return hook
 
-    def _after(self, path: str) -> Any:
-        def hook(child: nn.Module, args: object, kwargs: object, result: object) -> Any:
+    def _after(self, path: str) -> Callable[..., object]:
+        def hook(child: nn.Module, args: object, kwargs: object, result: object) -> object:
             substitute = self._running.pop(path)
             leaves = [leaf for _, leaf in flatten(result, is_tensor)]
             if [None if array is None else array.shape for array in substitute.outputs] != [
@@ -83,7 +84,7 @@ class _Added(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         (added,) = ctx.saved_tensors
         return gradient + added, None
 

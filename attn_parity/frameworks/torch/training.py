@@ -72,7 +72,7 @@ class Trainer:
     def __init__(
         self,
         module: nn.Module,
-        loss: str | Callable[..., Any],
+        loss: str | Callable[..., Tensor],
         optimizer: Any,
         *,
         dtype: str | None = None,

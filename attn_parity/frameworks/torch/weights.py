@@ -29,7 +29,7 @@ STATISTICS = ("running_mean", "running_var")
 COUNTER = "num_batches_tracked"
 """The buffer in which torch's norms count batches: no output depends on it in eval mode, and Flax has none."""
 
-Call = Callable[[Arguments], Any]
+Call = Callable[[Arguments], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TorchPart:
     held: dict[str, Tensor]
     constants: dict[str, Tensor]
     holding: Callable[[dict[str, Tensor], Any], contextlib.AbstractContextManager[Call]]
-    target: Any
+    target: Callable[..., object]
 
 
 class ModuleSide:
@@ -210,18 +210,18 @@ class TorchFunctionSide:
         """The function."""
         return self.function.call
 
-    def _call(self, weights: object, *args: object, **kwargs: object) -> Any:
+    def _call(self, weights: object, *args: object, **kwargs: object) -> object:
         return self.function.call(weights, *args, **kwargs)
 
     @contextlib.contextmanager
-    def _holding(self, tensors: dict[str, Tensor], target: Any) -> Iterator[Call]:
+    def _holding(self, tensors: dict[str, Tensor], target: Callable[..., object]) -> Iterator[Call]:
         leaves = [tensors.get(name, one) for name, one in self.tensors().items()]
         weights = replace(self.function.weights, is_tensor, leaves)
         yield lambda arguments: target(weights, *arguments.args, **arguments.kwargs)
 
 
 @contextlib.contextmanager
-def _swapped(module: nn.Module, tensors: dict[str, Tensor], target: Any) -> Iterator[Call]:
+def _swapped(module: nn.Module, tensors: dict[str, Tensor], target: Callable[..., object]) -> Iterator[Call]:
     # What torch.func.functional_call does, but until the backward pass is done: checkpoints recompute there.
     with _reparametrize_module(module, tensors, tie_weights=True):
         yield lambda arguments: target(*arguments.args, **arguments.kwargs)

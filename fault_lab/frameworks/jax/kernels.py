@@ -6,6 +6,7 @@ The twin is `fault_lab.frameworks.torch.kernels`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -88,7 +89,7 @@ def running(module: nnx.Module, order: Order) -> nnx.Module:
             submodule.attention_fn = _attend
 
     @functools.wraps(cls.__call__)
-    def call(self: nnx.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(self: nnx.Module, *args: object, **kwargs: object) -> object:
         with replaced(implementations, "choose", lambda choose: functools.partial(_choose, choose, order)):
             return cls.__call__(self, *args, **kwargs)
 
@@ -103,5 +104,5 @@ def _attend(query: Array, key: Array, value: Array, *, mask: Array | None = None
     return context
 
 
-def _choose(choose: Any, order: Order, call: KernelCall, name: str | None = None) -> Any:
+def _choose(choose: Callable[..., Any], order: Order, call: KernelCall, name: str | None = None) -> object:
     return order.choose(call) if name is None else choose(call, name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -110,7 +110,7 @@ def running(module: nn.Module, order: Order) -> nn.Module:
     kernel = KERNELS.get(order.first) if cls.__name__ in _STOCK else None
 
     @functools.wraps(cls.forward)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
         if isinstance(kernel, Backend):
             order.serves(order.first)
             with kernel.switched_on():
@@ -122,5 +122,5 @@ def running(module: nn.Module, order: Order) -> nn.Module:
     return module
 
 
-def _choose(choose: Any, order: Order, call: KernelCall, name: str | None = None) -> Any:
+def _choose(choose: Callable[..., Any], order: Order, call: KernelCall, name: str | None = None) -> object:
     return order.choose(call) if name is None else choose(call, name)

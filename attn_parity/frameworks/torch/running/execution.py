@@ -294,7 +294,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def precision_of(dtype: str | None) -> contextlib.AbstractContextManager[Any]:
+def precision_of(dtype: str | None) -> contextlib.AbstractContextManager[object]:
     """Return the context in which a run has the precision `dtype`."""
     return promoted() if dtype == "float64" else contextlib.nullcontext()
 

@@ -108,7 +108,9 @@ class Flash(TorchDispatchMode):
         self.seed = seed
         self.moved = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         with torch._C.DisableTorchFunction():
             named = _named(func, args, kwargs or {})
             stage = _stage_of(func.overloadpacket, named)

@@ -80,7 +80,9 @@ class LentTensor(Tensor):
         return base if self.turn is None else self.turn(base)
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if name in _ASKED or (name == "__get__" and getattr(func.__self__, "__name__", "") not in _PARTS):
             with torch._C.DisableTorchFunctionSubclass():
@@ -122,7 +124,7 @@ def _lending(loans: dict[int, tuple[Loan, Tensor]]) -> Iterator[None]:
 def returned() -> Iterator[None]:
     """Hold the context in which nothing that is read from lent weights is kept for the backward pass."""
 
-    def pack(tensor: Tensor) -> Any:
+    def pack(tensor: Tensor) -> object:
         loan_and_tensor = _HELD.get(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else None
         if loan_and_tensor is None:
             return tensor

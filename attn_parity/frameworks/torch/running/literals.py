@@ -35,7 +35,9 @@ class DispatchLiterals(TorchFunctionMode):
         """The literals that were met."""
         return self._literals.found()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         args, kwargs = self._other(tuple(args)), self._other(dict(kwargs or {}))
         if func is functional.softplus:
             return func(*_exact_softplus(args, kwargs, self), **kwargs)

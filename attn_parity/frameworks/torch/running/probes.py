@@ -80,7 +80,9 @@ class DispatchTables(TorchFunctionMode):
         with self._below, self:
             yield
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in BACKWARD:
             return backward_inside(self, func, args, kwargs)
@@ -140,7 +142,9 @@ class _Dataflow(TorchDispatchMode):
         _, constant = self._known.get(_held(tensor).untyped_storage()._cdata, (None, not _moves(tensor)))
         return constant
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         operation = _operation(func)
         with torch._C.DisableTorchFunction():  # what is done here is not the module's

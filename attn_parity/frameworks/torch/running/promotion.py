@@ -124,7 +124,9 @@ class _Promotion(TorchFunctionMode):
         super().__init__()
         self.been_to_numpy = False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if func in BACKWARD:
             return backward_inside(self, func, args, kwargs or {})
         if func is _GRAD or (func is Tensor.view and isinstance(args[1], torch.dtype)):

@@ -6,8 +6,8 @@ take those of the first device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -77,13 +77,13 @@ def _fingerprint(local: Tensor) -> Tensor:
     return torch.stack([flat.sum(), (flat * flat).sum(), (flat * ramp).sum()])
 
 
-def _all_copies(tensor: DTensor, copies: list[int], read_local: Any) -> list[Array]:
+def _all_copies(tensor: DTensor, copies: list[int], read_local: Callable[[Tensor], Tensor]) -> list[Array]:
     """Return the reading of each replica, gathered along the sharded axes."""
     from torch.distributed.tensor import DTensor, Shard
 
     local = read_local(tensor.to_local())
     is_print = local.shape != tensor.to_local().shape
-    placements: list[Any] = []
+    placements: list[object] = []
     for number, placement in enumerate(tensor.placements):
         if number in copies:
             placements.append(Shard(copies.index(number)))

@@ -44,7 +44,9 @@ class Rounding(TorchDispatchMode):
         super().__init__()
         self._jitter = DispatchJitter(seed, torch.finfo(torch.float32 if low else torch.float64).eps)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunction():  # what is done here is not the module's
             return result if func.is_view else self._jitter.moved(func.overloadpacket.__name__, result)
@@ -62,7 +64,7 @@ class DispatchJitter:
         self._generator = torch.Generator().manual_seed(seed)
         self._wide = wide
 
-    def moved(self, name: str, results: Any) -> Any:
+    def moved(self, name: str, results: object) -> object:
         """Return the results of the operation `name`, moved unless it rounds nothing."""
         if name in EXACT:
             return results
@@ -70,7 +72,7 @@ class DispatchJitter:
             return type(results)([self._moved(one) for one in results])
         return self._moved(results)
 
-    def _moved(self, value: object) -> Any:
+    def _moved(self, value: object) -> object:
         """Move the numbers of a tensor in place: it is new, or it was just written to."""
         if not isinstance(value, Tensor) or value.layout != torch.strided or value._is_zerotensor():
             return value

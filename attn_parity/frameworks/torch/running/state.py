@@ -65,7 +65,7 @@ def _seed_torch(seed: int) -> None:
         torch.mps.manual_seed(seed)
 
 
-def _write_back(read: Callable[[], Any], write: Callable[[Any], Any], former: object) -> None:
+def _write_back(read: Callable[[], object], write: Callable[[Any], object], former: object) -> None:
     if not _same(read(), former):
         write(former)
 
@@ -74,7 +74,7 @@ def _same(first: object, second: object) -> bool:
     return first is second or (type(first) in (bool, int, torch.dtype) and bool(first == second))
 
 
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+_SETTINGS: tuple[tuple[Callable[[], object], Callable[[Any], object]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
     (torch.get_num_threads, torch.set_num_threads),
@@ -89,7 +89,7 @@ def _restorer(module: nn.Module) -> Callable[[], None]:
     """Return a function that restores a module's present attributes, and their contents."""
     own = module.__dict__
     attributes = dict(own)
-    contents: list[tuple[Any, Any]] = []
+    contents: list[tuple[object, object]] = []
     tensors: dict[int, tuple[Tensor, int, Tensor]] = {}
     for name, value in own.items():
         _remember(value, contents, tensors, 0 if name in _REGISTERS else 1)
@@ -151,12 +151,12 @@ def _names(code: types.CodeType) -> set[str]:
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 
 
-def _contents(module: nn.Module) -> dict[str, Any]:
+def _contents(module: nn.Module) -> dict[str, object]:
     own = [(name, value) for name, value in module.__dict__.items() if name not in _REGISTERS]
     return {name: _content(value) for name, value in (*own, *module._buffers.items())}
 
 
-def _content(value: Any, depth: int = 0) -> Any:
+def _content(value: Any, depth: int = 0) -> object:
     """Return a comparable snapshot of a value: its identity, and the content that can change in place."""
     if isinstance(value, Tensor):
         return id(value), None if value.is_inference() else value._version
@@ -264,7 +264,9 @@ class Watching(TorchFunctionMode):
         self.found = descriptions
         self.owner = owner
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         used = [self.found[id(one)] for one in _flat((args, kwargs)) if id(one) in self.found]
         result = func(*args, **kwargs)

@@ -52,7 +52,9 @@ class Uses(TorchDispatchMode):
         _, weights, is_data = self._known.get(_held(tensor).untyped_storage()._cdata, (None, frozenset[str](), False))
         return weights, is_data
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         operation = _operation(func)
         with torch._C.DisableTorchFunction():  # what is done here is not the module's

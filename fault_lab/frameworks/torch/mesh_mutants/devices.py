@@ -42,7 +42,7 @@ class Devices:
         """Return the number of this device on an axis."""
         return self.mesh.get_local_rank(axis) if self.mesh is not None and self.size(axis) > 1 else 0
 
-    def placements(self, axis: int | None, name: str) -> list[Any]:
+    def placements(self, axis: int | None, name: str) -> list[object]:
         """Return the cut of an array along one of its axes."""
         assert self.mesh is not None
         names = self.mesh.mesh_dim_names or ()
@@ -124,7 +124,7 @@ class Devices:
         return self.mesh.get_group(axis)
 
 
-def _own(tensor: Tensor, placements: list[Any], mesh: DeviceMesh) -> Tensor:
+def _own(tensor: Tensor, placements: list[object], mesh: DeviceMesh) -> Tensor:
     """Return this device's part; its gradient is that part's."""
     if not isinstance(tensor, DTensor):
         tensor = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -151,7 +151,7 @@ class _Enter(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         group, factor = ctx.given
         return _summed(grad, group) * factor, None, None, None
 
@@ -162,7 +162,7 @@ class _Reduce(torch.autograd.Function):
         return _summed(x, group)
 
     @staticmethod
-    def backward(ctx: object, grad: Tensor) -> Any:
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor | None, ...]:
         return grad, None
 
 
@@ -173,7 +173,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat(_all(x, group), dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         group, dim, width = ctx.given
         return _summed(grad, group).narrow(dim, dist.get_rank(group) * width, width), None, None
 
@@ -194,7 +194,7 @@ class _Move(torch.autograd.Function):
         return received
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         group, hops = ctx.given
         return _Move.apply(grad, group, -hops), None, None
 
