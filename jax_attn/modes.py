@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec, TypeAlias, TypedDict, TypeVar
+from typing import TypeAlias, TypedDict, TypeVar
 
 from flax import nnx
 from jax import Array
 
 from .random import TorchRngs
 
-P = ParamSpec("P")
 Result = TypeVar("Result")
 
 DropoutSource: TypeAlias = nnx.Rngs | nnx.RngStream | Array | TorchRngs
@@ -29,7 +28,7 @@ class ModeOptions(TypedDict, total=False):
 MODE = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ModeOptions.__annotations__]
 
 
-def takes_mode(call: Callable[P, Result]) -> Callable[P, Result]:
+def takes_mode(call: Callable[..., Result]) -> Callable[..., Result]:
     """Decorate the call of a module: it also takes ``deterministic`` and ``rngs``, as the layers of NNX do.
 
     ``deterministic`` overrides the mode of the module and its parts; None keeps it. ``rngs`` replaces their sources of
@@ -37,12 +36,16 @@ def takes_mode(call: Callable[P, Result]) -> Callable[P, Result]:
     """
 
     @functools.wraps(call)
-    def run(*arguments: P.args, **options: P.kwargs) -> Result:
-        deterministic, rngs = options.pop("deterministic", None), options.pop("rngs", None)
+    def run(
+        module: nnx.Module,
+        *arguments: object,
+        deterministic: bool | None = None,
+        rngs: DropoutSource | None = None,
+        **options: object,
+    ) -> Result:
         if deterministic is None and rngs is None:
-            return call(*arguments, **options)
-        module, *others = arguments
-        return call(_in_mode(module, deterministic, rngs), *others, **options)
+            return call(module, *arguments, **options)
+        return call(_in_mode(module, deterministic, rngs), *arguments, **options)
 
     parameters = [*inspect.signature(call).parameters.values(), *MODE]
     run.__dict__["__signature__"] = inspect.Signature(parameters)  # shown by `help`

@@ -102,7 +102,7 @@ def trainer() -> None:
     import transformers
 
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<end>": 1}, unk_token="a"))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<end>")
     rows = [{"input_ids": row, "labels": row} for row in IDS.repeat(4, 1)]
     with tempfile.TemporaryDirectory() as folder:
         options = {
