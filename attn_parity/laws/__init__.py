@@ -13,7 +13,9 @@ LAWS = {
     "cache": "decoding token by token gives the outputs of one pass",
     "chunks": "prefilling in chunks gives the outputs of one pass",
     "keys": "tokens in another order give the same, where nothing tells their positions",
+    "documents": "the content of other documents in a packed row changes nothing",
     "heads": "heads in another order, with their weights, give the same",
     "gradients": "gradients are the derivatives of the outputs",
+    "dtype": "outputs have the dtype of the weights",
 }
 """Name of a law -> its statement, in the order of the report."""

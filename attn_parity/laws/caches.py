@@ -42,8 +42,8 @@ class _Convention:
     """
 
     shown: str
-    program: Callable[..., list[Any]]
-    full: Callable[[int], dict[str, Any]] = lambda length: {}
+    program: Callable[..., Sequence[object]]
+    full: Callable[[int], Mapping[str, object]] = lambda length: {}
     is_single: bool = False
 
 
@@ -144,9 +144,13 @@ def _conventions(side: OneSide, layout: Axes) -> Iterator[_Convention]:
         yield _Convention(
             "init_cache and decode", functools.partial(_with_decode, slicer, shape), _causal_mask, is_single=True
         )
-    if "past_key_values" in arguments and "use_cache" in arguments:
-        yield _Convention("past_key_values and use_cache", functools.partial(_with_past, slicer))
-        return
+    if isinstance(getattr(root, "decode", None), bool) and hasattr(root, "clone"):
+        causal = _mask_alone if "mask" in arguments else lambda length: {}
+        yield _Convention("decode=True", functools.partial(_with_collection, slicer), causal, is_single=True)
+    for name in ("past_key_values", "cache_params"):
+        if name in arguments and "use_cache" in arguments:
+            yield _Convention(f"{name} and use_cache", functools.partial(_with_past, name, slicer))
+            return
     if "return_carry" in arguments and "initial_carry" in arguments:
         yield _Convention("initial_carry and return_carry", functools.partial(_with_carry, slicer))
         return
@@ -235,21 +239,43 @@ def _with_decode(
     return [first_array(target(*some, **named, decode=True)) for some, named in pieces]
 
 
-def _causal_mask(length: int) -> dict[str, Any]:
-    return {"mask": np.tril(np.ones((1, 1, length, length), bool)), "decode": False}
+def _causal_mask(length: int) -> Mapping[str, object]:
+    return {**_mask_alone(length), "decode": False}
+
+
+def _mask_alone(length: int) -> Mapping[str, object]:
+    return {"mask": np.tril(np.ones((1, 1, length, length), bool))}
+
+
+def _with_collection(
+    slicer: MakeSlicer, target: Any, sizes: Sequence[int], args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[object]:
+    """Decode by the collection `cache` of a Linen module, which a call on the whole sequence creates."""
+    decoder = target.clone(parent=None, decode=True)
+    state = decoder.apply(target.variables, *args, **kwargs, mutable=["cache"])[1]
+    results = []
+    for some, named in slicer(sizes, args, kwargs).pieces():
+        result, state = decoder.apply({**target.variables, **state}, *some, **named, mutable=["cache"])
+        results.append(first_array(result))
+    return results
 
 
 def _with_past(
-    slicer: MakeSlicer, target: Any, sizes: Sequence[int], args: Any, kwargs: Mapping[str, Any]
-) -> list[Any]:
+    name: str,
+    slicer: MakeSlicer,
+    target: Any,
+    sizes: Sequence[int],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> list[object]:
     past, results = None, []
     for some, named in slicer(sizes, args, kwargs).pieces():
-        result = target(*some, **{**named, "past_key_values": past, "use_cache": True})
+        result = target(*some, **{**named, name: past, "use_cache": True})
         results.append(first_array(result))
-        past = getattr(result, "past_key_values", None)
+        past = getattr(result, name, None)
         past = result[1] if past is None and isinstance(result, (tuple, list)) and len(result) > 1 else past
         if past is None:
-            raise TypeError("the call returned no past_key_values")
+            raise TypeError(f"the call returned no {name}")
     return results
 
 

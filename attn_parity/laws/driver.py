@@ -20,6 +20,8 @@ from ..sides.modes import Modes
 from . import LAWS
 from .batches import batch_invariance, row_permutation
 from .caches import cached, chunked
+from .documents import document_isolation
+from .dtypes import output_dtype
 from .gradients import gradients
 from .heads import head_permutation
 from .layout import Axes, layout_of
@@ -38,8 +40,10 @@ _FUNCTIONS: dict[str, Callable[[OneSide, Axes], LawResult]] = {
     "cache": cached,
     "chunks": chunked,
     "keys": key_permutation,
+    "documents": document_isolation,
     "heads": head_permutation,
     "gradients": gradients,
+    "dtype": output_dtype,
 }
 """Name of a law -> the function that tries it."""
 

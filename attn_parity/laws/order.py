@@ -34,13 +34,15 @@ def sequence_leaves(side: OneSide, layout: Axes) -> list[int]:
     ]
 
 
-def changed_from(side: OneSide, layout: Axes, start: int, call: Arguments | None = None) -> Arguments:
-    """Return the call with other content from a position of its sequence on."""
+def changed_from(
+    side: OneSide, layout: Axes, start: int, call: Arguments | None = None, stop: int | None = None
+) -> Arguments:
+    """Return the call with other content from a position of its sequence on, or up to another one."""
     call = side.call if call is None else call
     other = side.redrawn(call, 41)
     places = sequence_leaves(side, layout)
     leaves = list(call.leaves)
-    at = (slice(None),) * (layout.time or 0) + (slice(start, None),)
+    at = (slice(None),) * (layout.time or 0) + (slice(start, stop),)
     for position in places:
         new = leaves[position].copy()
         new[at] = other.leaves[position][at]

@@ -26,7 +26,7 @@ class Attention(nnx.Module):
         self.fault, self.num_heads = fault, 2
         self.query, self.key, self.value, self.out_proj = (nnx.Linear(4, 4, rngs=rngs) for _ in range(4))
 
-    def __call__(self, x, attention_mask=None, cache=None, is_causal=True):
+    def __call__(self, x, attention_mask=None, cache=None, is_causal=True, segment_ids=None):
         query, key, value = (self.split(project(x)) for project in (self.query, self.key, self.value))
         if cache is not None:
             key = jnp.concatenate([cache[0], key], 2)
@@ -38,6 +38,11 @@ class Attention(nnx.Module):
         if attention_mask is not None:
             hidden = -3.0 if self.fault == "padding" else -1e30
             scores = jnp.where(attention_mask[:, None, None].astype(bool), scores, hidden)
+        if segment_ids is not None:
+            keys_of = jnp.roll(segment_ids, 1, 1) if self.fault == "documents" else segment_ids
+            scores = jnp.where((segment_ids[:, :, None] == keys_of[:, None])[:, None], scores, -1e30)
+        if self.fault == "dtype":
+            scores = scores * np.float32([1.0])
         context = (jax.nn.softmax(scores) @ value).swapaxes(1, 2).reshape(x.shape)
         return self.out_proj(context), (key, value)
 
@@ -89,6 +94,23 @@ class BatchNorm(linen.Module):
         return scale * centred
 
 
+class Decoding(linen.Module):
+    """A sum of all tokens so far whose cache holds the last token alone."""
+
+    decode: bool = False
+
+    @linen.compact
+    def __call__(self, x, is_causal=True):
+        x = linen.Dense(3)(x)
+        if not self.decode:
+            return jnp.cumsum(x, 1)
+        has_cache = self.has_variable("cache", "total")
+        total = self.variable("cache", "total", jnp.zeros_like, x[:, :1])
+        if has_cache:
+            x, total.value = total.value + x, x
+        return x
+
+
 def initialised(module):
     """Return a Linen module with its variables."""
     return module, module.init(jax.random.key(0), X)
@@ -122,6 +144,9 @@ FAULTS = {
     "cache: a position late": ("cache", lambda: Attention("cache")),
     "chunks: a position late": ("chunks", lambda: Attention("cache")),
     "heads: no transpose": ("heads", lambda: Attention("heads")),
+    "documents: ids of keys off by one": ("documents", lambda: Attention("documents")),
+    "dtype: a float32 constant": ("dtype", lambda: Attention("dtype")),
+    "cache: a Linen cache of one token": ("cache", lambda: initialised(Decoding())),
     "gradients: a factor": (
         "gradients",
         lambda: parity.function(lambda weights, x: wrong_tanh(x @ weights["a"]), {"a": jnp.ones((4, 3))}),
@@ -141,7 +166,9 @@ def test_a_broken_law_is_named_with_a_witness(name):
 def test_the_right_attention_obeys_all_laws_that_are_tried():
     report = parity.laws(Attention(), X).raise_for_broken()
     held = {law.name for law in report.laws if law.status == "holds"}
-    assert held == {"determinism", "batch", "rows", "padding", "causality", "cache", "chunks", "heads", "gradients"}
+    assert held == {"determinism", "batch", "rows", "padding", "causality", "cache", "chunks"} | {
+        *("documents", "heads", "gradients", "dtype")
+    }
 
 
 def right_modules():
@@ -170,7 +197,7 @@ def test_stock_modules_break_no_law(name):
     report = parity.laws(right_modules()[name](), X).raise_for_broken()
     status = {law.name: law.status for law in report.laws}
     assert [status[law] for law in ("determinism", "batch", "rows", "gradients")] == ["holds"] * 4
-    if name in ("attention", "lstm", "linen lstm"):
+    if name in ("attention", "lstm", "linen attention", "linen lstm"):
         assert status["cache"] == "holds"
 
 

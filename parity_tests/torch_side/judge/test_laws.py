@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.query, self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
         self.out_proj = nn.Linear(8, 8)
 
-    def forward(self, x, attention_mask=None, cache=None, is_causal=True):
+    def forward(self, x, attention_mask=None, cache=None, is_causal=True, document_ids=None):
         batch, tokens, width = x.shape
         query, key, value = (self.split(project(x)) for project in (self.query, self.key, self.value))
         if cache is not None:
@@ -46,7 +46,14 @@ class Attention(nn.Module):
         if attention_mask is not None:
             shown = attention_mask[:, None, None].to(torch.bool)
             scores = scores.masked_fill(~shown, -3.0 if self.fault == "padding" else -1e30)
-        context = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, tokens, width)
+        if document_ids is not None:
+            keys_of = document_ids.roll(1, 1) if self.fault == "documents" else document_ids
+            scores = scores.masked_fill((document_ids[:, :, None] != keys_of[:, None])[:, None], -1e30)
+        if self.fault == "dtype":
+            scores = scores * torch.tensor([1.0])
+        context = (scores.softmax(-1) @ value.to(scores.dtype)).transpose(1, 2).reshape(batch, tokens, width)
+        if self.fault == "dtype":
+            return nn.functional.linear(context, self.out_proj.weight.to(context.dtype)), (key, value)
         return self.out_proj(context), (key, value)
 
     def split(self, x):
@@ -179,7 +186,9 @@ FAULTS = {
     "heads: no transpose": ("heads", lambda: Attention("heads"), X),
     "heads: no transpose in the first layer": ("heads", lambda: Layers("heads"), X),
     "heads: values of another": ("heads", RotatedHeads, X),
+    "documents: ids of keys off by one": ("documents", lambda: Attention("documents"), X),
     "gradients: a factor": ("gradients", WrongGradient, X),
+    "dtype: a float32 constant": ("dtype", lambda: Attention("dtype"), X),
 }
 
 
@@ -199,7 +208,9 @@ def test_a_broken_law_is_named_with_a_witness(name):
 def test_the_right_attention_obeys_all_laws_that_are_tried():
     report = parity.laws(Attention(), X).raise_for_broken()
     held = {law.name for law in report.laws if law.status == "holds"}
-    assert held == {"determinism", "batch", "rows", "padding", "causality", "cache", "chunks", "heads", "gradients"}
+    assert held == {"determinism", "batch", "rows", "padding", "causality", "cache", "chunks"} | {
+        *("documents", "heads", "gradients", "dtype")
+    }
 
 
 def test_the_witness_of_a_mask_off_by_one_is_the_position_before():
@@ -314,6 +325,14 @@ def test_models_of_transformers_break_no_law(name):
     held = {law.name for law in report.laws if law.status == "holds"}
     assert {"determinism", "batch", "padding", "gradients"} <= held
     assert ("causality" in held, "cache" in held) == (("CausalLM" in name or "GPT" in name),) * 2
+
+
+def test_a_prefill_of_mamba_that_forgets_its_state_is_broken():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MambaConfig(vocab_size=32, hidden_size=8, num_hidden_layers=1, state_size=4)
+    report = parity.laws(transformers.MambaModel(config), IDS, only=["cache", "chunks", "dtype"])
+    assert [law.status for law in report.laws] == ["holds", "broken", "not tried"]  # 5.23 forgets it between chunks
+    assert report.laws[2].why == "its config asks for float32 (residual_in_fp32)"
 
 
 def variant_cases():
