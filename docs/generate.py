@@ -10,7 +10,7 @@ names, faults that came after the rest alone as ``docs/generate.py docs/mutants.
 ``attn-bridge mutate --configs N --markdown docs/mutants.md``; docs/mesh-mutants.md and docs/gallery-results.md are made
 likewise. docs/benchmarks.md is made from what was measured before: ``make bench BENCH='--json docs/benchmarks.json'``;
 the lists of docs/families.md are made from what ``make families`` found. The table of docs/uses.md is what the command
-above it prints; docs/agents.md is written by the command that it names.
+above it prints, and so is that of docs/laws.md; docs/agents.md is written by the command that it names.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ BLOCK = re.compile(r"(<!-- begin: (?P<command>.+?) -->\n).*?(<!-- end -->)", re.
 FILE = re.compile(r"^`(?P<file>[\w/.-]+\.\w+)`\n+```\w+\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 CONTINUES = re.compile(r"^<!-- continues: (.+) -->$", re.MULTILINE)
 MADE_BY = re.compile(r"<!-- made by: (?P<command>.+?) -->")
+TABLE = re.compile(r"(?<=-->\n\n)\|.*?\)\.$", re.DOTALL | re.MULTILINE)
+"""A table behind the comment that names its command, with the line that counts it."""
+
 LATER_MADE_BY = re.compile(r"<!-- later faults made by: (?P<command>.+?) -->")
 GALLERY_MADE_BY = re.compile(r"<!-- gallery made by: (?P<command>.+?) -->")
 LATER = "attn-bridge mutate --configs 0 --only mamba- --seed 80000 --jobs 2"
@@ -273,7 +276,11 @@ def _make_page(path: Path) -> None:
         return f"{block[1]}```console\n{found.pop(number)[1]}\n```\n{block[3]}"
 
     # Read again: commands take minutes, and the page may have been edited meanwhile.
-    path.write_text(BLOCK.sub(shown, path.read_text(encoding="utf-8")), encoding="utf-8")
+    page = BLOCK.sub(shown, path.read_text(encoding="utf-8"))
+    if (made_by := MADE_BY.search(page)) and TABLE.search(page):
+        table = _run(made_by["command"], ROOT).strip("\n")
+        page = TABLE.sub(lambda _: table, page, count=1)
+    path.write_text(page, encoding="utf-8")
 
 
 def _run_page(path: Path, work: Path) -> list[tuple[str, str]]:

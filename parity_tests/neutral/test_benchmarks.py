@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attn_parity.laws.names import LAWS
 
 from attn_bridge.reference import attention as reference
 from attn_bridge.reference import multi_head_attention
-from attn_bridge.specs import MultiHeadAttentionConfig
+from attn_bridge.specs import VARIANTS, MultiHeadAttentionConfig
 from benchmarks.agents.catalogue import PORTS
 from benchmarks.app import run
 from benchmarks.cells import LINEARS, Cell, Group
@@ -296,3 +297,13 @@ def test_ports_of_agents_are_on_their_page():
     for port in PORTS:
         assert (port.text == replace(port, changes=()).text) == (not port.fault)  # each changed line exists once
         assert f"| {port.kind.replace('_', ' ')} | {port.fault or 'none'} | {port.test.about} |" in page
+
+
+def test_the_page_of_laws_has_a_row_for_each_variant_and_no_broken_law():
+    page = (Path(__file__).parents[2] / "docs" / "laws.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- made by: python -m benchmarks.laws -->")[2].partition("## Limits")[0]
+    assert "BROKEN" not in table
+    assert f"| {' | '.join(LAWS)} |" in table
+    assert table.count("(foreign) |") >= 10
+    for variant in VARIANTS:
+        assert f"| {variant.name} |" in table
