@@ -20,6 +20,7 @@ from .kimi_delta_attention import KimiDeltaAttention
 from .layer_norm import LayerNorm
 from .lightning_attention import LightningAttention
 from .linear_attention import LinearAttention
+from .mamba import Mamba
 from .mamba2 import Mamba2
 from .multi_head_attention import MultiHeadAttention
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapper
@@ -45,6 +46,7 @@ __all__ = [
     "LayerNorm",
     "LightningAttention",
     "LinearAttention",
+    "Mamba",
     "Mamba2",
     "MultiHeadAttention",
     "MultiHeadAttentionWrapper",

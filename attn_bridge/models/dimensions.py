@@ -56,6 +56,8 @@ WORDS = {
     "rotary": "number of rotary channels",
     "norm": "width of the norm",
     "channels": "number of channels of the convolution",
+    "state": "width of the state of a channel",
+    "step latent": "width of the latent of steps",
 }
 """Kind of a symbol -> its name in messages."""
 
@@ -142,12 +144,29 @@ _STATE_SPACE: dict[str, tuple[str, ...]] = {
     "out_proj.weight": ("output", "values"),
     "out_proj.bias": ("output",),
 }
+_SELECTIVE: dict[str, tuple[str, ...]] = {
+    **{f"{name}.weight": ("values", "input") for name in ("W_gate", "W_value")},
+    **{f"{name}.bias": ("values",) for name in ("W_gate", "W_value")},
+    "W_step_down.weight": ("step latent", "values"),
+    **{f"{name}.weight": ("state", "values") for name in ("W_key", "W_query")},
+    **{f"{name}_norm.scale": ("state",) for name in ("k", "q")},
+    "step_norm.scale": ("step latent",),
+    "W_step_up.weight": ("values", "step latent"),
+    "dt_bias": ("values",),
+    "A_log": ("values", "state"),
+    "D": ("values",),
+    "conv1d.weight": ("values", "1", ""),
+    "conv1d.bias": ("values",),
+    "out_proj.weight": ("output", "values"),
+    "out_proj.bias": ("output",),
+}
 _KINDS = {
     "plain": _PLAIN,
     "latent": _LATENT,
     "delta": _DELTA,
     "channel delta": _CHANNEL_DELTA,
     "state space": _STATE_SPACE,
+    "selective": _SELECTIVE,
 }
 _OWN_NORMS = {
     "plain": "queries",
@@ -155,6 +174,7 @@ _OWN_NORMS = {
     "delta": "value head",
     "channel delta": "value head",
     "state space": "values",
+    "selective": "values",
 }
 """Kind of attention -> the symbol of its norm's size."""
 
@@ -304,6 +324,8 @@ class _Symbols:
             return "latent"
         if "W_step.weight" in leaves:
             return "state space"
+        if "W_step_up.weight" in leaves:
+            return "selective"
         if "W_decay_up.weight" in leaves:
             return "channel delta"
         return "delta" if leaves.keys() & {"A_log", "conv1d.weight", "dt_bias"} else "plain"
@@ -400,7 +422,7 @@ def _equal_in(kind: str, usual: Mapping[str, int]) -> dict[str, str]:
     """
     if kind == "latent":
         return {"mixed": "values"}
-    if kind == "state space":
+    if kind in ("state space", "selective"):
         return {}
     if kind in ("delta", "channel delta"):
         return {"queries": "keys", "mixed": "values", "context": "input"}

@@ -155,6 +155,8 @@ def _convolutions(
         key, value = all_axes.get(f"{stem}W_key.weight"), all_axes.get(f"{stem}W_value.weight")
         if key is None or value is None or not isinstance(key[0], Symbol) or not isinstance(value[0], Symbol):
             continue
+        if key[1] == value[0]:  # keys of Mamba read the convolution, which has values alone
+            continue
         wanted = 2 * usual[key[0]] + usual[value[0]]
         if shapes[name][0] != wanted:
             others = (f"{stem}W_key.weight", f"{stem}W_value.weight")

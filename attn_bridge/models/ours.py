@@ -44,7 +44,10 @@ MODERN = [
         for leaf in ("weight", "bias")
     ),
     *(f"{{path}}{name}.weight" for name in ("W_index_query", "W_index_key", "W_index_weights")),
-    *(f"{{path}}{name}.weight" for name in ("W_decay_down", "W_decay_up", "W_gate_down", "W_gate_up")),
+    *(
+        f"{{path}}{name}.weight"
+        for name in ("W_decay_down", "W_decay_up", "W_gate_down", "W_gate_up", "W_step_down", "W_step_up")
+    ),
     *(f"{{path}}{name}" for name in ("sinks", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "dt_bias", "A_log")),
     *("{path}D", "{path}conv1d.bias"),
     "{path}relative_bias",

@@ -16,6 +16,7 @@ from . import (
     layer_norm,
     lightning_attention,
     linear_attention,
+    mamba,
     mamba2,
     multi_head_attention,
     multi_head_attention_wrapper,
@@ -47,6 +48,7 @@ from .layer_norm import LayerNormConfig
 from .lightning_attention import LightningAttentionConfig
 from .lightning_indexer import Indexer
 from .linear_attention import LinearAttentionConfig
+from .mamba import MambaConfig
 from .mamba2 import Mamba2Config
 from .mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from .multi_head_attention import MultiHeadAttentionConfig
@@ -97,6 +99,7 @@ __all__ = [
     "Llama3Scaling",
     "LongRoPEScaling",
     "Mamba2Config",
+    "MambaConfig",
     "MixtureOfExpertsConfig",
     "MultiHeadAttentionConfig",
     "MultiHeadAttentionWrapperConfig",
@@ -139,6 +142,7 @@ VARIANTS: tuple[Variant, ...] = (
     kimi_delta_attention.VARIANT,
     lightning_attention.VARIANT,
     linear_attention.VARIANT,
+    mamba.VARIANT,
     mamba2.VARIANT,
 )
 

@@ -15,6 +15,7 @@ from .kimi_delta_attention import KimiDeltaAttentionConfig
 from .layer_norm import LayerNormConfig
 from .lightning_attention import LightningAttentionConfig
 from .linear_attention import LinearAttentionConfig
+from .mamba import MambaConfig
 from .mamba2 import Mamba2Config
 from .mixture_of_experts import MixtureOfExpertsConfig
 from .model import ModelConfig, accepts_use_cache, below, below_blocks, count_blocks, table
@@ -25,7 +26,12 @@ from .sparse_indexed_attention import SparseIndexedAttentionConfig
 Norm = RMSNormConfig | LayerNormConfig
 FeedForward = FeedForwardConfig | MixtureOfExpertsConfig
 Recurrent = (
-    GatedDeltaNetConfig | KimiDeltaAttentionConfig | LightningAttentionConfig | LinearAttentionConfig | Mamba2Config
+    GatedDeltaNetConfig
+    | KimiDeltaAttentionConfig
+    | LightningAttentionConfig
+    | LinearAttentionConfig
+    | MambaConfig
+    | Mamba2Config
 )
 Attention = (
     GroupedQueryAttentionConfig

@@ -407,6 +407,31 @@ PORT_FAULTS: tuple[PortFault, ...] = (
         ),
     ),
     *_faults_of(
+        "Mamba",
+        (
+            "mamba1-query-and-key-swapped",
+            "C and B read from each other's weights",
+            swapped(("W_query", "W_key")),
+        ),
+        (
+            "mamba1-gate-and-value-swapped",
+            "gate and values read from each other's weights",
+            swapped(("W_gate", "W_value")),
+        ),
+        ("mamba1-bias-and-residual-swapped", "dt_bias and D exchanged", swapped(("dt_bias", "D"))),
+        ("mamba1-taps-reversed", "short convolution read backwards in time", taps_reversed),
+        (
+            "mamba1-latents-not-normalised",
+            "norms of step, B and C left out",
+            _otherwise("latent_norms", lambda c: "none" if c.latent_norms == "plain" else c.latent_norms),
+        ),
+        (
+            "mamba1-norm-eps",
+            "eps of these norms ten times as large",
+            _otherwise("eps", lambda c: c.eps if c.latent_norms == "none" else 10 * c.eps),
+        ),
+    ),
+    *_faults_of(
         "Mamba2",
         (
             "mamba-query-and-key-swapped",

@@ -24,6 +24,7 @@ from ..kimi_delta_attention import KimiDeltaAttention
 from ..layer_norm import LayerNorm
 from ..lightning_attention import LightningAttention
 from ..linear_attention import LinearAttention
+from ..mamba import Mamba
 from ..mamba2 import Mamba2
 from ..modes import takes_mode
 from ..multi_head_latent_attention import MultiHeadLatentAttention
@@ -43,6 +44,7 @@ Attention: TypeAlias = (
     | KimiDeltaAttention
     | LightningAttention
     | LinearAttention
+    | Mamba
     | Mamba2
     | DifferentialAttention
 )

@@ -5,8 +5,7 @@ The twin is `torch_attn.recurrent.chunks`. Letters: b batch, t position (s an ea
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from einops import rearrange
 from jax import Array
 
 
-def scan(step: Callable[..., tuple[Array, Array]], state: Array, sequences: Any) -> tuple[Array, Array]:
+def scan(step: Callable[..., tuple[Array, Array]], state: Array, sequences: Sequence[Array]) -> tuple[Array, Array]:
     """Run ``(state, output) = step(state, elements)`` along the first axis of `sequences`; stack the outputs."""
     return jax.lax.scan(step, state, tuple(sequences))
 
@@ -36,3 +35,17 @@ def decay_between(log_decay: Array) -> Array:
     after = jnp.tri(size, k=-1, dtype=bool)
     total = jnp.where(after, log_decay[..., :, None], 0.0).cumsum(-2)
     return jnp.exp(jnp.where(after.T, -jnp.inf, total))
+
+
+def accumulate(log_decay: Array, written: Array) -> Array:
+    """Return ``total[t] = exp(log_decay[t]) * total[t - 1] + written[t]`` along the second axis of ``(b, t, k, c)``.
+
+    Each of log2(t) rounds doubles the tokens that a total spans (Hillis and Steele 1986): no decay is divided by.
+    """
+    decay, span = jnp.exp(log_decay), 1
+    while span < written.shape[1]:
+        later = written[:, span:] + decay[:, span:] * written[:, :-span]
+        written = jnp.concatenate([written[:, :span], later], 1)
+        decay = jnp.concatenate([decay[:, :span], decay[:, span:] * decay[:, :-span]], 1)
+        span *= 2
+    return written

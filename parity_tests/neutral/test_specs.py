@@ -247,7 +247,8 @@ DEFAULTS = {
         specs.GatedDeltaNetConfig(12, 4),
         {"num_value_heads": 4, "head_dim": 3, "value_head_dim": 3, "d_out": 12, "conv_size": 4},
     ),
-    "mamba": (
+    "mamba": (specs.MambaConfig(20), {"width": 40, "state_size": 16, "step_rank": 2, "d_out": 20, "conv_size": 4}),
+    "mamba2": (
         specs.Mamba2Config(12, 4),
         {"head_dim": 6, "state_size": 128, "num_groups": 1, "norm_groups": 1, "d_out": 12, "conv_size": 4},
     ),

@@ -42,3 +42,20 @@ def decay_between(log_decay: Tensor) -> Tensor:
     after = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril(-1)
     total = torch.where(after, log_decay[..., :, None], 0.0).cumsum(-2)
     return torch.exp(torch.where(after.T, -torch.inf, total))
+
+
+def accumulate(log_decay: Tensor, written: Tensor) -> Tensor:
+    """Return ``total[t] = exp(log_decay[t]) * total[t - 1] + written[t]`` along the second axis of ``(b, t, k, c)``.
+
+    Each of log2(t) rounds doubles the tokens that a total spans (Hillis and Steele 1986): no decay is divided by.
+    """
+    if torch.compiler.is_exporting():  # the number of rounds would depend on the length
+        decay = decay_between(log_decay.permute(0, 2, 3, 1))
+        return (decay @ written.permute(0, 2, 3, 1)[..., None])[..., 0].permute(0, 3, 1, 2)
+    decay, span = torch.exp(log_decay), 1
+    while span < written.shape[1]:
+        later = written[:, span:] + decay[:, span:] * written[:, :-span]
+        written = torch.cat([written[:, :span], later], 1)
+        decay = torch.cat([decay[:, :span], decay[:, span:] * decay[:, :-span]], 1)
+        span *= 2
+    return written

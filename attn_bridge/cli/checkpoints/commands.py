@@ -112,7 +112,7 @@ def convert(
     hf-persimmon, hf-phi, hf-phimoe, hf-qwen2-moe, hf-roberta, hf-roberta-prelayernorm, hf-solar-open,
     hf-stablelm, hf-starcoder2, hf-trocr, hf-vaultgemma, hf-xlm-roberta-xl,
     hf-gpt-oss, hf-olmo, hf-olmo2, hf-deepseek, hf-qwen3-next, hf-qwen3-5, hf-mamba2, hf-bamba,
-    hf-granitemoehybrid, hf-granitemoehybrid-dense, hf-falcon-h1, hf-nemotron-h, hf-minimax,
+    hf-mamba, hf-jamba, hf-granitemoehybrid, hf-granitemoehybrid-dense, hf-falcon-h1, hf-nemotron-h, hf-minimax,
     hf-bloom, hf-bart, hf-whisper, meta-llama,
     openai-gpt-oss, book-llama3, book-qwen3, book-gemma3, tunix-llama3, tunix-qwen2, tunix-qwen3,
     tunix-gemma3, gemma-linen, maxtext, vllm, gguf-llama, gguf-qwen, gguf-gemma, gguf-gpt2,

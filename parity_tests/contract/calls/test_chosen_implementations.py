@@ -10,7 +10,7 @@ import pytest
 from attn_bridge import specs
 
 from .. import backends
-from ..modules import draw
+from ..modules import RECURRENT, draw
 
 backend = backends.fixture(backends.adapters("backend"))
 
@@ -59,12 +59,10 @@ def test_a_module_computes_by_the_implementation_it_was_given(backend, names, na
         backend.build(name, **CLASSES[name], implementation="flashy")
 
 
-@pytest.mark.parametrize(
-    "name", ["LinearAttention", "LightningAttention", "GatedDeltaNet", "KimiDeltaAttention", "Mamba2"]
-)
+@pytest.mark.parametrize("name", RECURRENT)
 def test_a_module_with_a_state_computes_in_the_form_it_was_given(backend, monkeypatch, name):
     config, seen = specs.find_variant(name).examples[0].config, []
-    room = "decayed" if name in ("LightningAttention", "Mamba2") else "recurrence"
+    room = {"LightningAttention": "decayed", "Mamba2": "decayed", "Mamba": "selective"}.get(name, "recurrence")
     recurrence = importlib.import_module(f"{backend.package.__name__}.recurrent.{room}")
     right = recurrence.choose_form
     monkeypatch.setattr(recurrence, "choose_form", lambda form, *rest: seen.append(form) or right(form, *rest))

@@ -25,6 +25,7 @@ from attn_bridge.specs import (
     LightningAttentionConfig,
     LinearAttentionConfig,
     Mamba2Config,
+    MambaConfig,
     MultiHeadLatentAttentionConfig,
     RelativeBias,
     Rotary,
@@ -214,7 +215,7 @@ def _balancing(least_tokens: int | None) -> Iterator[None]:
 
 def _cached(mesh: Any, sizes: dict[str, int]) -> dict[str, float]:
     """Return how far decoding with a cache is from that of the plain module; rows change their places on the way."""
-    from torch_attn import GatedDeltaNet, GroupedQueryAttention, KimiDeltaAttention, LightningAttention, Mamba2
+    from torch_attn import GatedDeltaNet, GroupedQueryAttention, KimiDeltaAttention, LightningAttention, Mamba, Mamba2
     from torch_attn.parallel import parallelize
     from torch_attn.shards import whole
 
@@ -226,7 +227,8 @@ def _cached(mesh: Any, sizes: dict[str, int]) -> dict[str, float]:
         "delta net": (GatedDeltaNet, GatedDeltaNetConfig(WIDTH, 4, 8, 4, 2)),
         "kimi": (KimiDeltaAttention, KimiDeltaAttentionConfig(WIDTH, 8, 3, 2)),
         "lightning": (LightningAttention, LightningAttentionConfig(WIDTH, 8, 3)),
-        "mamba": (Mamba2, Mamba2Config(WIDTH, 8, 4, 3, 4, bias=True)),
+        "mamba": (Mamba, MambaConfig(WIDTH, 12, 3, bias=True)),
+        "mamba2": (Mamba2, Mamba2Config(WIDTH, 8, 4, 3, 4, bias=True)),
     }
     x = torch.randn(2, 12, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = {}

@@ -47,6 +47,7 @@ VALID: dict[str, Any] = {
         specs.KimiDeltaAttentionConfig(6, 2, 4, 3, 5),
         specs.LightningAttentionConfig(6, 3, 2, 5, (0.5, 0.0, 2.0)),
         specs.LinearAttentionConfig(6, 3, 2, 5),
+        specs.MambaConfig(6, 4, 3, 5, 2),
         specs.Mamba2Config(6, 4, 3, 5, 2),
         FEED_FORWARD,
         specs.ClampedGate(),
@@ -266,6 +267,7 @@ RULES: tuple[BadConfig, ...] = (
     ),
     BadConfig("Mamba2Config", {"projection_scales": 3}, TypeError, "projection_scales must be 5 numbers, got int"),
     _choices("Mamba2Config", "norm_order", "'gate_first', 'norm_first', 'none'"),
+    _choices("MambaConfig", "latent_norms", "'none', 'plain', 'scaled'"),
     # ---- positions
     *_relations(
         "Rotary",
@@ -427,7 +429,8 @@ RULES: tuple[BadConfig, ...] = (
         {
             "attention": "GroupedQueryAttentionConfig or MultiHeadLatentAttentionConfig or "
             "SparseIndexedAttentionConfig or GatedDeltaNetConfig or KimiDeltaAttentionConfig or "
-            "LightningAttentionConfig or LinearAttentionConfig or Mamba2Config or DifferentialAttentionConfig",
+            "LightningAttentionConfig or LinearAttentionConfig or MambaConfig or Mamba2Config or "
+            "DifferentialAttentionConfig",
             "feed_forward": "FeedForwardConfig or MixtureOfExpertsConfig",
             "norm": NORMS,
         },
@@ -441,7 +444,7 @@ RULES: tuple[BadConfig, ...] = (
         {"recurrent": "x"},
         TypeError,
         "recurrent must be a GatedDeltaNetConfig or KimiDeltaAttentionConfig or LightningAttentionConfig or "
-        "LinearAttentionConfig or Mamba2Config, got str",
+        "LinearAttentionConfig or MambaConfig or Mamba2Config, got str",
     ),
     BadConfig("DecoderBlockConfig", {"stream_scales": 3}, TypeError, "stream_scales must be 2 numbers, got int"),
     *_relations(

@@ -207,6 +207,47 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "chunk_size": 4,
         },
     ),
+    "mamba": (
+        "mamba",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 24,
+            "num_hidden_layers": 3,
+            "state_size": 5,
+            "time_step_rank": 3,
+            "layer_norm_epsilon": 1e-3,
+        },
+    ),
+    "falcon-mamba": (
+        "falcon_mamba",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 24,
+            "num_hidden_layers": 3,
+            "state_size": 5,
+            "time_step_rank": 3,
+            "conv_kernel": 3,
+            "mixer_rms_eps": 1e-3,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "jamba": (
+        "jamba",
+        {
+            **WHOLE,
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 5,
+            "mamba_d_conv": 3,
+            "mamba_dt_rank": 3,
+            "mamba_conv_bias": False,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
     "bamba": (
         "bamba",
         {
@@ -448,6 +489,6 @@ def run(name: str, padded: str = "none", seed: int = 0) -> Oracle:
     folder = new_folder("decoder-") / name
     model.save_pretrained(folder)
     hidden = tuple(map(to_numpy, found.hidden_states))
-    if DECODERS[name][0] == "mamba2":  # which lists what comes out of its blocks
+    if DECODERS[name][0] in ("mamba", "mamba2", "falcon_mamba"):  # which lists what comes out of its blocks
         hidden = (to_numpy(model.get_input_embeddings()(ids)), *hidden[:-2], hidden[-1])
     return Oracle(model, folder, ids.numpy(), mask.numpy(), positions.numpy(), hidden, to_numpy(found.logits))

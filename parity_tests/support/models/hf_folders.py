@@ -59,6 +59,15 @@ STATES = {
     "n_groups": 2,
     "state_size": 3,
 }
+CHANNELS = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 3, "time_step_rank": 2}
+JAMBA = {
+    **GROUPED,
+    "num_experts": 3,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "mamba_d_state": 3,
+    "mamba_dt_rank": 2,
+}
 NEMOTRON = {
     **GROUPED,
     "head_dim": 6,
@@ -115,6 +124,11 @@ FAMILIES = {
     "qwen3.5": ("hf-qwen3-5", T.Qwen3_5ForCausalLM, T.Qwen3_5TextConfig, GATED),
     "mamba2": ("hf-mamba2", T.Mamba2ForCausalLM, T.Mamba2Config, {**STATES, "use_bias": True}),
     "mamba2-bare": ("hf-mamba2", T.Mamba2Model, T.Mamba2Config, {**STATES, "tie_word_embeddings": True}),
+    "mamba": ("hf-mamba", T.MambaForCausalLM, T.MambaConfig, {**CHANNELS, "use_bias": True}),
+    "mamba-bare": ("hf-mamba", T.MambaModel, T.MambaConfig, CHANNELS),
+    "falcon-mamba": ("hf-mamba", T.FalconMambaForCausalLM, T.FalconMambaConfig,
+                     {**CHANNELS, "tie_word_embeddings": False}),
+    "jamba": ("hf-jamba", T.JambaForCausalLM, T.JambaConfig, JAMBA),
     "bamba": ("hf-bamba", T.BambaForCausalLM, T.BambaConfig, {**GROUPED, **MAMBA, "attn_layer_indices": [1]}),
     "falcon-h1": ("hf-falcon-h1", T.FalconH1ForCausalLM, T.FalconH1Config, {**GROUPED, **MAMBA, "mamba_d_ssm": 32}),
     "nemotron-h": ("hf-nemotron-h", T.NemotronHForCausalLM, T.NemotronHConfig,

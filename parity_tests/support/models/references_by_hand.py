@@ -384,6 +384,33 @@ def delta_case() -> Case:
     return Case("one state", config, parameters, [[number, -2 * number] for number in contexts], None)
 
 
+def selective_case() -> Case:
+    """Return two tokens through a channel with a state of two numbers, of which the second fades twice as fast."""
+    # Inputs are (1, 0) and (0, 1). Keys are (2, -1) times the values, queries (0.5, 1.5) times them.
+    values = (silu(2 * 3.0), silu(3.0 + 2 * 4.0))
+    state, contexts = [0.0, 0.0], []
+    for value, gate in zip(values, (silu(1.0), silu(-2.0)), strict=True):
+        step = math.log(1 + exp(0.5 * 0.25 * value - 1.0))
+        written = (2 * step * value * value, -step * value * value)
+        state = [exp(rate * step) * one + new for rate, one, new in zip((-1, -2), state, written, strict=True)]
+        contexts.append((0.5 * value * state[0] + 1.5 * value * state[1] - 2.0 * value) * gate)
+    parameters = {
+        "W_value.weight": columns([3.0], [4.0]),
+        "W_gate.weight": columns([1.0], [-2.0]),
+        "conv1d.weight": np.array([[[1.0, 2.0]]]),
+        "W_step_down.weight": np.array([[0.25]]),
+        "W_key.weight": np.array([[2.0], [-1.0]]),
+        "W_query.weight": np.array([[0.5], [1.5]]),
+        "W_step_up.weight": np.array([[0.5]]),
+        "dt_bias": np.array([-1.0]),
+        "A_log": np.array([[0.0, LOG2]]),
+        "D": np.array([-2.0]),
+        "out_proj.weight": np.array([[1.0], [-2.0]]),
+    }
+    config = specs.MambaConfig(2, 1, 2, 1, conv_size=2, conv_bias=False)
+    return Case("one channel", config, parameters, [[number, -2 * number] for number in contexts], None)
+
+
 def mamba_case() -> Case:
     """Return two tokens through one state of one number, which halves between them."""
     # Inputs are (1, 0) and (0, 1); each projection's columns are its outputs for them.
@@ -484,6 +511,7 @@ CASES = (
     LINEAR,
     lightning_case(),
     kimi_case(),
+    selective_case(),
     delta_case(),
     mamba_case(),
 )

@@ -167,8 +167,8 @@ def test_rounding_errors_do_not_exceed_those_of_transformers(name, index, dtype)
 
 
 def test_every_family_of_this_kind_has_an_oracle():
-    # twins/attention has MiniMax and T5, twins/models whole Falcon-H1 and Nemotron-H; gpt-sw3 has the classes of gpt2.
-    elsewhere = {"gemma3", "minimax", "t5", "mt5", "umt5", "falcon_h1", "nemotron_h", "gpt-sw3"}
+    # twins/attention has MiniMax and T5, twins/models whole hybrids; gpt-sw3 has the classes of gpt2.
+    elsewhere = {"gemma3", "minimax", "t5", "mt5", "umt5", "falcon_h1", "jamba", "nemotron_h", "gpt-sw3"}
     tried = {case.model_type for case in CASES.values()} | elsewhere
     derived = {name for name, family in families.FAMILIES.items() if family in known.FAMILIES}  # proven as a whole
     grouped = {name for name in families.known_model_types() if name not in derived and _is_grouped(name)}
@@ -176,6 +176,6 @@ def test_every_family_of_this_kind_has_an_oracle():
 
 
 def _is_grouped(name):
-    indices = (0,) if name in ("bloom", "t5", "mt5") else (0, 2) if name == "nemotron_h" else (0, 3)
+    indices = (0,) if name in ("bloom", "t5", "mt5") else {"nemotron_h": (0, 2), "jamba": (0, 4)}.get(name, (0, 3))
     layers = (families.find_layer({"model_type": name}, index) for index in indices)
     return any(layer.variant == "GroupedQueryAttention" for layer in layers)

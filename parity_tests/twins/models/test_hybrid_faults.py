@@ -72,7 +72,7 @@ def changed(part: str, function: Callable[[torch.Tensor], torch.Tensor]) -> Faul
 
 
 HEADS, STATES, DELTA = specs.GroupedQueryAttentionConfig, specs.Mamba2Config, specs.GatedDeltaNetConfig
-LIGHTNING, ZEROS, NEGATIVE = specs.LightningAttentionConfig, torch.zeros_like, torch.neg
+SELECTIVE, LIGHTNING, ZEROS, NEGATIVE = specs.MambaConfig, specs.LightningAttentionConfig, torch.zeros_like, torch.neg
 OFF_BY_ONE = changed("conv1d.weight", lambda taps: taps.roll(1, -1))
 
 FAULTS: dict[str, dict[str, Fault]] = {
@@ -99,6 +99,39 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "sign of A": changed("A_log", NEGATIVE),
         "no D": changed("linear_att.D", ZEROS),
         "convolution off by one": OFF_BY_ONE,
+    },
+    "mamba": {
+        "norms of steps, keys and queries": in_attention(SELECTIVE, latent_norms="plain"),
+        "gate and value": swapped("W_gate", "W_value"),
+        "key and query": swapped("W_key", "W_query"),
+        "bias of the convolution": changed("conv1d.bias", ZEROS),
+        "bias of steps": changed("dt_bias", ZEROS),
+        "sign of A": changed("A_log", NEGATIVE),
+        "no D": changed("linear_att.D", ZEROS),
+        "convolution off by one": OFF_BY_ONE,
+    },
+    "falcon-mamba": {
+        "no norms of steps, keys and queries": in_attention(SELECTIVE, latent_norms="none"),
+        "epsilon of these norms": in_attention(SELECTIVE, eps=1e-6),
+        "gate and value": swapped("W_gate", "W_value"),
+        "key and query": swapped("W_key", "W_query"),
+        "bias of steps": changed("dt_bias", ZEROS),
+        "convolution off by one": OFF_BY_ONE,
+    },
+    "jamba": {
+        "scales of keys and queries": swapped("k_norm", "q_norm"),
+        "scale of steps": changed("step_norm", torch.ones_like),
+        "epsilon of norms": in_attention(SELECTIVE, eps=1e-6),
+        "positions": in_attention(HEADS, position=specs.Rotary()),
+        "window": in_attention(HEADS, mask=masks.sliding_window(5)),
+        "weights of experts": in_blocks(
+            feed_forward=lambda block: (
+                block.feed_forward.replace(router=specs.Router())
+                if isinstance(block.feed_forward, specs.MixtureOfExpertsConfig)
+                else block.feed_forward
+            ),
+        ),
+        "gate of experts": swapped("experts.0.fc1", "experts.0.fc2"),
     },
     "bamba": {
         "all channels turn": in_attention(HEADS, position=of("position", dim=None)),

@@ -25,6 +25,7 @@ from ...kimi_delta_attention import KimiDeltaAttention
 from ...layer_norm import LayerNorm
 from ...lightning_attention import LightningAttention
 from ...linear_attention import LinearAttention
+from ...mamba import Mamba
 from ...mamba2 import Mamba2
 from ...multi_head_latent_attention import MultiHeadLatentAttention
 from ...recurrent.short_convolution import ShortConvolution
@@ -135,6 +136,7 @@ FORWARDS: dict[type[nn.Module], Callable[..., object]] = {
     LinearAttention: recurrent.linear_attention,
     GatedDeltaNet: recurrent.gated_delta_net,
     KimiDeltaAttention: recurrent.kimi_delta_attention,
+    Mamba: recurrent.mamba,
     Mamba2: recurrent.mamba2,
 }
 """Class -> its forward on devices, called instead of that of the class."""

@@ -21,6 +21,7 @@ from ...gated_delta_net import GatedDeltaNet
 from ...kimi_delta_attention import KimiDeltaAttention
 from ...lightning_attention import LightningAttention
 from ...linear_attention import LinearAttention
+from ...mamba import Mamba
 from ...mamba2 import Mamba2
 from ...recurrent import recurrence
 from ...recurrent.short_convolution import ShortConvolution
@@ -149,6 +150,12 @@ def kimi_delta_attention(self: KimiDeltaAttention, x: Tensor, **options: Any) ->
     return _recurrent(self, x, KimiDeltaAttention.forward, options, options.get("cache") is not None, picked)
 
 
+def mamba(self: Mamba, x: Tensor, **options: Any) -> Output:
+    """Compute the device's tokens of all channels, as every key and query reads all channels."""
+    picked = {"conv1d.weight": torch.arange(self.config.width)}
+    return _recurrent(self, x, Mamba.forward, options, options.get("cache") is not None, picked, by_heads=False)
+
+
 def mamba2(self: Mamba2, x: Tensor, **options: Any) -> Output:
     """Compute the device's groups of heads, and its tokens."""
     config: Mamba2Config = self.config
@@ -187,6 +194,7 @@ def _recurrent(
     picked: dict[str, Tensor],
     *,
     features: int = 0,
+    by_heads: bool = True,
 ) -> Output:
     """Run a method of the module on the device's heads and tokens.
 
@@ -199,6 +207,7 @@ def _recurrent(
         picked: parameter -> indices of the device's rows, of those that no single cut gives.
         features: how many of the first results hold features of the device's heads; 0: the first is a summand of the
             output.
+        by_heads: whether devices share the heads.
     """
     if not is_sharded(x):
         return run(self, x, **options)
@@ -207,7 +216,7 @@ def _recurrent(
     cut = dict(tokens_cut(sharding, x))
     if needs_all:
         cut["context"] = None
-    by_heads = _has_tensor(self)
+    by_heads = by_heads and _has_tensor(self)
     working: list[Role] = [role for role, number in cut.items() if number is not None]
     if by_heads:
         working.append("tensor")
@@ -216,12 +225,12 @@ def _recurrent(
         parts[name] = parts[name][rows]
     if by_heads and "out_proj.bias" in parts:  # is added once
         parts["out_proj.bias"] = parts["out_proj.bias"] * float(sharding.rank("tensor") == 0)
-    config, line = _config_of_heads(self.config, sharding), None
+    config, line = _config_of_heads(self.config, sharding) if by_heads else self.config, None
     if cut["context"] is not None:
         line = DeviceLine(sharding.group("context"), sharding.rank("context"), sharding.plan.size("context"))
     channels = picked.get("conv1d.weight")
     own = dict(options)
-    own["attention_mask"] = _mask_of(self, x, options, cut)
+    own["attention_mask"] = _mask_of(self, x, options, cut, by_heads)
     cache = options.get("cache")
     if cache is not None:
         own["cache"] = _part_of_cache(sharding, cache, cut, working, channels)
@@ -234,7 +243,7 @@ def _recurrent(
             self.conv1d.line = None
     outputs = list(result) if isinstance(result, tuple) else [result]
     if cache is not None:
-        outputs[-1] = _whole_cache(sharding, cache, outputs[-1], cut, channels)
+        outputs[-1] = _whole_cache(sharding, cache, outputs[-1], cut, channels, by_heads)
     for number in range(features):
         outputs[number] = sharding.joined(outputs[number], {**cut, "tensor": x.ndim - 1 if by_heads else None})
     if not features:
@@ -257,7 +266,7 @@ def _config_of_heads(config: Any, sharding: Devices) -> Any:
     return config.replace(**changes) if devices > 1 else config
 
 
-def _mask_of(self: nn.Module, x: Tensor, options: dict[str, Any], cut: Cut) -> Mask | Tensor | None:
+def _mask_of(self: nn.Module, x: Tensor, options: dict[str, Any], cut: Cut, by_heads: bool) -> Mask | Tensor | None:
     """Return a device's part of the attention mask of a call."""
     mask, sharding = options.get("attention_mask"), self.sharding
     if mask is None:
@@ -277,7 +286,8 @@ def _mask_of(self: nn.Module, x: Tensor, options: dict[str, Any], cut: Cut) -> M
     tokens = x.shape[-2]
     mask = as_mask(mask).with_arrays(lambda array: whole(torch.as_tensor(array)))
     mask = mask.with_bool_arrays(functional.as_visible).placed(tokens, tokens)
-    return part_of(mask, rows, sharding.slice_of("tensor", self.config.num_heads, _has_tensor(self)))
+    heads = sharding.slice_of("tensor", self.config.num_heads, True) if by_heads else slice(None)
+    return part_of(mask, rows, heads)
 
 
 def _part_of_cache(
@@ -294,15 +304,19 @@ def _part_of_cache(
 
 
 def _whole_cache(
-    sharding: Devices, cache: RecurrentCache, part: RecurrentCache, cut: Cut, channels: Tensor | None
+    sharding: Devices,
+    cache: RecurrentCache,
+    part: RecurrentCache,
+    cut: Cut,
+    channels: Tensor | None,
+    by_heads: bool,
 ) -> RecurrentCache:
     """Put the states of a device's heads back into the cache of all."""
-    by_heads = 1 if sharding.plan.size("tensor") > 1 else None
-    cache.state = sharding.joined(part.state, {"fsdp": cut["fsdp"], "tensor": by_heads})
+    cache.state = sharding.joined(part.state, {"fsdp": cut["fsdp"], "tensor": 1 if by_heads else None})
     if cache.conv_state is not None and part.conv_state is not None and channels is not None:
         conv_state = part.conv_state.new_zeros((*part.conv_state.shape[:2], cache.conv_state.shape[2]))
         conv_state[..., channels] = part.conv_state
-        sums: list[Role] = [] if by_heads is None else ["tensor"]
+        sums: list[Role] = ["tensor"] if by_heads else []
         cache.conv_state = sharding.joined(conv_state, {"fsdp": cut["fsdp"]}, sums)
     cache.length = part.length
     return cache

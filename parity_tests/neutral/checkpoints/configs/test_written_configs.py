@@ -112,6 +112,8 @@ ENCODERS = (
 )
 """Families of encoders that run as decoders, whose heads are tied."""
 
+MAMBAS = ("mamba", "falcon_mamba", "jamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid")
+
 ONLY = {
     **{name: {"tie_word_embeddings": True} for name in ENCODERS},
     "gpt_neox": {"rope_theta": None},
@@ -127,7 +129,7 @@ ONLY = {
     "gpt_oss": {"hidden_act": "silu", "partial_rotary_factor": 1.0},
     **{name: {"hidden_act": "silu"} for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax")},
     "nemotron_h": {"tie_word_embeddings": False},
-    **{name: {"hidden_act": "silu"} for name in ("mamba2", "bamba", "falcon_h1", "granitemoehybrid")},
+    **{name: {"hidden_act": "silu"} for name in MAMBAS},
 }
 """What a family takes one value of."""
 

@@ -209,6 +209,8 @@ REFUSED_OF_HYBRIDS = {
     "four factors": ("falcon_h1", {"ssm_multipliers": [1.0] * 4}, "of falcon_h1 must be 5 numbers"),
     "another width": ("falcon_h1", {"mamba_d_head": 3}, "mamba_n_heads * mamba_d_head (24) must be mamba_d_ssm (32)"),
     "another activation": ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act ('gelu') of falcon_h1 is not supported"),
+    "an activation of Mamba": ("mamba", {"hidden_act": "gelu"}, "hidden_act ('gelu') of mamba is not supported"),
+    "an offset": ("jamba", {"attn_layer_offset": 2}, "attn_layer_offset (2) must be less than attn_layer_period (2)"),
     "experts": (
         "nemotron_h",
         {"layers_block_type": ["mlp", "moe"]},
