@@ -100,8 +100,8 @@ def _selective_chunks(
         query, key, value, step = now
         log_decay = step[:, :, None, :] * rates
         written = key[..., None] * value[:, :, None, :]
-        first = written[:, :1] + jnp.exp(log_decay[:, :1]) * state[:, None]
-        states = chunks.accumulate(log_decay, jnp.concatenate([first, written[:, 1:]], 1))
+        carried = jnp.exp(log_decay.cumsum(1)) * state[:, None]
+        states = chunks.accumulate(log_decay, written) + carried
         return states[:, -1], einsum(query, states, "b t k, b t k c -> b t c")
 
     tokens = value.shape[1]
