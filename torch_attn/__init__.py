@@ -13,6 +13,7 @@ from .cross_attention import CrossAttention
 from .decoder_model import DecoderModel
 from .differential_attention import DifferentialAttention
 from .encoder_decoder_model import EncoderDecoderModel
+from .gated_convolution import GatedConvolution
 from .gated_delta_net import GatedDeltaNet
 from .gpt_model import GPTModel
 from .grouped_query_attention import GroupedQueryAttention
@@ -40,6 +41,7 @@ __all__ = [
     "DifferentialAttention",
     "EncoderDecoderModel",
     "GPTModel",
+    "GatedConvolution",
     "GatedDeltaNet",
     "GroupedQueryAttention",
     "KimiDeltaAttention",

@@ -144,6 +144,14 @@ _STATE_SPACE: dict[str, tuple[str, ...]] = {
     "out_proj.weight": ("output", "values"),
     "out_proj.bias": ("output",),
 }
+_CONVOLUTION: dict[str, tuple[str, ...]] = {
+    **{f"{name}.weight": ("channels", "input") for name in ("W_query", "W_key", "W_value")},
+    **{f"{name}.bias": ("channels",) for name in ("W_query", "W_key", "W_value")},
+    "conv1d.weight": ("channels", "1", ""),
+    "conv1d.bias": ("channels",),
+    "out_proj.weight": ("output", "channels"),
+    "out_proj.bias": ("output",),
+}
 _SELECTIVE: dict[str, tuple[str, ...]] = {
     **{f"{name}.weight": ("values", "input") for name in ("W_gate", "W_value")},
     **{f"{name}.bias": ("values",) for name in ("W_gate", "W_value")},
@@ -167,6 +175,7 @@ _KINDS = {
     "channel delta": _CHANNEL_DELTA,
     "state space": _STATE_SPACE,
     "selective": _SELECTIVE,
+    "convolution": _CONVOLUTION,
 }
 _OWN_NORMS = {
     "plain": "queries",
@@ -175,6 +184,7 @@ _OWN_NORMS = {
     "channel delta": "value head",
     "state space": "values",
     "selective": "values",
+    "convolution": "channels",
 }
 """Kind of attention -> the symbol of its norm's size."""
 
@@ -328,6 +338,8 @@ class _Symbols:
             return "selective"
         if "W_decay_up.weight" in leaves:
             return "channel delta"
+        if "conv1d.weight" in leaves and "A_log" not in leaves:
+            return "convolution"
         return "delta" if leaves.keys() & {"A_log", "conv1d.weight", "dt_bias"} else "plain"
 
     def _equal_symbols(self) -> dict[str, dict[str, str]]:
@@ -422,7 +434,7 @@ def _equal_in(kind: str, usual: Mapping[str, int]) -> dict[str, str]:
     """
     if kind == "latent":
         return {"mixed": "values"}
-    if kind in ("state space", "selective"):
+    if kind in ("state space", "selective", "convolution"):
         return {}
     if kind in ("delta", "channel delta"):
         return {"queries": "keys", "mixed": "values", "context": "input"}

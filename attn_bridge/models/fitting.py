@@ -155,7 +155,7 @@ def _convolutions(
         key, value = all_axes.get(f"{stem}W_key.weight"), all_axes.get(f"{stem}W_value.weight")
         if key is None or value is None or not isinstance(key[0], Symbol) or not isinstance(value[0], Symbol):
             continue
-        if key[1] == value[0]:  # keys of Mamba read the convolution, which has values alone
+        if key[1] == value[0] or key[0] == all_axes[name][0]:  # the convolution of Mamba, or of LFM2, has values alone
             continue
         wanted = 2 * usual[key[0]] + usual[value[0]]
         if shapes[name][0] != wanted:

@@ -10,6 +10,7 @@ from . import (
     causal_attention,
     cross_attention,
     differential_attention,
+    gated_convolution,
     gated_delta_net,
     grouped_query_attention,
     kimi_delta_attention,
@@ -40,6 +41,7 @@ from .encoder_decoder_model import (
     StackConfig,
 )
 from .feed_forward import ClampedGate, FeedForwardConfig
+from .gated_convolution import GatedConvolutionConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .gpt_model import GPTModelConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
@@ -88,6 +90,7 @@ __all__ = [
     "ExpertGroups",
     "FeedForwardConfig",
     "GPTModelConfig",
+    "GatedConvolutionConfig",
     "GatedDeltaNetConfig",
     "GroupedQueryAttentionConfig",
     "Indexer",
@@ -138,6 +141,7 @@ VARIANTS: tuple[Variant, ...] = (
     sparse_indexed_attention.VARIANT,
     cross_attention.VARIANT,
     differential_attention.VARIANT,
+    gated_convolution.VARIANT,
     gated_delta_net.VARIANT,
     kimi_delta_attention.VARIANT,
     lightning_attention.VARIANT,

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from .base import LATER, Config, Parameter, linear, vector
 from .differential_attention import DifferentialAttentionConfig
 from .feed_forward import Activation, FeedForwardConfig
+from .gated_convolution import GatedConvolutionConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig
 from .kimi_delta_attention import KimiDeltaAttentionConfig
@@ -26,7 +27,8 @@ from .sparse_indexed_attention import SparseIndexedAttentionConfig
 Norm = RMSNormConfig | LayerNormConfig
 FeedForward = FeedForwardConfig | MixtureOfExpertsConfig
 Recurrent = (
-    GatedDeltaNetConfig
+    GatedConvolutionConfig
+    | GatedDeltaNetConfig
     | KimiDeltaAttentionConfig
     | LightningAttentionConfig
     | LinearAttentionConfig

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from ..printable import printable
 from ..validation import check_number
-from .base import Config, Parameter, linear, vector
+from .base import LATER, Config, Parameter, linear, vector
 from .feed_forward import FeedForwardConfig
 from .model import below
 
@@ -58,6 +58,7 @@ class Router(Config):
             V3, arXiv 2408.15664).
         corrects: the target of that bias: the ``scores``, or the ``logits`` behind them (Kolibri).
         groups: the groups of experts that a token may choose from; None is all experts.
+        sum_eps: constant added to that sum (LFM2).
         tolerance: with ``sparse_mixer``, half the relative distance from the largest logit within which logits count.
     """
 
@@ -69,6 +70,7 @@ class Router(Config):
     corrects: Corrects = "scores"
     groups: ExpertGroups | None = None
     tolerance: float = 0.01
+    sum_eps: float = dataclasses.field(default=0.0, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_choice("scores", get_args(Scores))
@@ -81,6 +83,12 @@ class Router(Config):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be positive and finite")
             object.__setattr__(self, name, float(getattr(self, name)))
+        check_number("sum_eps", self.sum_eps)
+        if not 0 <= self.sum_eps < math.inf:
+            raise ValueError(f"sum_eps ({self.sum_eps}) must be at least 0 and finite")
+        object.__setattr__(self, "sum_eps", float(self.sum_eps))
+        if self.sum_eps and not self.normalise:
+            raise ValueError(f"sum_eps ({self.sum_eps}) needs normalise")
         if self.scores == "sparse_mixer" and (self.normalise or self.correction or self.groups):
             raise ValueError(f"scores ({self.scores}) need a router without normalise, correction and groups")
         if self.groups is not None:

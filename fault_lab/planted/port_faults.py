@@ -407,6 +407,15 @@ PORT_FAULTS: tuple[PortFault, ...] = (
         ),
     ),
     *_faults_of(
+        "GatedConvolution",
+        (
+            "convolution-query-and-value-swapped",
+            "the gate behind the convolution and the values read from each other's weights",
+            swapped(("W_query", "W_value")),
+        ),
+        ("convolution-taps-reversed", "short convolution read backwards in time", taps_reversed),
+    ),
+    *_faults_of(
         "Mamba",
         (
             "mamba1-query-and-key-swapped",

@@ -18,6 +18,7 @@ from attn_bridge.specs import DecoderBlockConfig, LayerNormConfig, MixtureOfExpe
 
 from ..differential_attention import DifferentialAttention
 from ..dropout import Dropout
+from ..gated_convolution import GatedConvolution
 from ..gated_delta_net import GatedDeltaNet
 from ..grouped_query_attention import GroupedQueryAttention
 from ..kimi_delta_attention import KimiDeltaAttention
@@ -40,6 +41,7 @@ Attention: TypeAlias = (
     GroupedQueryAttention
     | MultiHeadLatentAttention
     | SparseIndexedAttention
+    | GatedConvolution
     | GatedDeltaNet
     | KimiDeltaAttention
     | LightningAttention

@@ -102,7 +102,7 @@ class MixtureOfExperts(nnx.Module):
         chosen = jax.lax.top_k(preferred, config.top_k)[1]
         weights = jnp.take_along_axis(scores, chosen, -1)
         if router.normalise:
-            weights = weights / weights.sum(-1, keepdims=True)
+            weights = weights / (weights.sum(-1, keepdims=True) + router.sum_eps)
         return chosen, weights * router.scale
 
     def _mix_sparsely(self, logits: Float[Array, "n e"]) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:

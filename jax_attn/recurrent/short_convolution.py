@@ -26,6 +26,7 @@ class ShortConvolution(nnx.Conv):
         channels: width of the input.
         size: tokens that it sees, the token itself included.
         bias: whether each channel has a bias.
+        activate: whether SiLU follows.
         rngs: source of the initial weights (stream ``params``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
@@ -37,6 +38,7 @@ class ShortConvolution(nnx.Conv):
         size: int,
         bias: bool = False,
         *,
+        activate: bool = True,
         rngs: Rngs,
         param_dtype: DTypeLike = jnp.float32,
         dtype: DTypeLike | None = None,
@@ -55,6 +57,7 @@ class ShortConvolution(nnx.Conv):
             param_dtype=param_dtype,
             dtype=dtype,
         )
+        self.activate = activate
 
     def __call__(
         self, x: Float[Array, "B T C"], state: Float[Array, "B K-1 C"] | None = None
@@ -78,4 +81,4 @@ class ShortConvolution(nnx.Conv):
         total = sum(taps[tap] * wide[:, tap : tap + tokens] for tap in range(size))
         if self.bias is not None:
             total = total + self.bias.astype(wide.dtype)
-        return jax.nn.silu(total).astype(x.dtype), inputs[:, tokens:]
+        return (jax.nn.silu(total) if self.activate else total).astype(x.dtype), inputs[:, tokens:]

@@ -25,6 +25,6 @@ def test_outputs_and_gradients_are_those_of_the_plain_module(distances, name, me
     assert distances[f"{name}, {method}"] <= 1e-12
 
 
-@pytest.mark.parametrize("name", ["grouped", "delta net", "kimi", "lightning", "mamba", "mamba2"])
+@pytest.mark.parametrize("name", ["grouped", "delta net", "kimi", "lightning", "convolution", "mamba", "mamba2"])
 def test_decoding_with_a_cache_gives_what_the_plain_module_gives(distances, name):
     assert distances[f"cache of {name}"] <= 1e-12

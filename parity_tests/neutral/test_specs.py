@@ -247,6 +247,7 @@ DEFAULTS = {
         specs.GatedDeltaNetConfig(12, 4),
         {"num_value_heads": 4, "head_dim": 3, "value_head_dim": 3, "d_out": 12, "conv_size": 4},
     ),
+    "convolution": (specs.GatedConvolutionConfig(12), {"width": 12, "d_out": 12, "conv_size": 3}),
     "mamba": (specs.MambaConfig(20), {"width": 40, "state_size": 16, "step_rank": 2, "d_out": 20, "conv_size": 4}),
     "mamba2": (
         specs.Mamba2Config(12, 4),

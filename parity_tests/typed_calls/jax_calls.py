@@ -47,6 +47,7 @@ def every_class_with_a_cache(
     delta: jax_attn.GatedDeltaNet,
     kimi: jax_attn.KimiDeltaAttention,
     lightning: jax_attn.LightningAttention,
+    convolution: jax_attn.GatedConvolution,
     mamba: jax_attn.Mamba,
     mamba2: jax_attn.Mamba2,
     sparse: jax_attn.SparseIndexedAttention,

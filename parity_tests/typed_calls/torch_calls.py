@@ -48,6 +48,7 @@ def every_class_with_a_cache(
     delta: torch_attn.GatedDeltaNet,
     kimi: torch_attn.KimiDeltaAttention,
     lightning: torch_attn.LightningAttention,
+    convolution: torch_attn.GatedConvolution,
     mamba: torch_attn.Mamba,
     mamba2: torch_attn.Mamba2,
     sparse: torch_attn.SparseIndexedAttention,

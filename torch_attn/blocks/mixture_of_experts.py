@@ -105,7 +105,7 @@ class MixtureOfExperts(Resettable):
         chosen = preferred.topk(config.top_k, -1).indices
         weights = torch.gather(scores, -1, chosen)
         if router.normalise:
-            weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights / (weights.sum(-1, keepdim=True) + router.sum_eps)
         return chosen, weights * router.scale
 
     def _mix_sparsely(self, logits: Float[Tensor, "n e"]) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:

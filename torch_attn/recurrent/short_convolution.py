@@ -21,6 +21,7 @@ class ShortConvolution(nn.Conv1d):
         channels: width of the input.
         size: tokens that it sees, the token itself included.
         bias: whether each channel has a bias.
+        activate: whether SiLU follows.
         rngs: JAX's random numbers, for the initial weights (stream ``params``); None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters.
@@ -32,12 +33,14 @@ class ShortConvolution(nn.Conv1d):
         size: int,
         bias: bool = False,
         *,
+        activate: bool = True,
         rngs: JaxRngs | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
         where = device if rngs is None else "meta"
         super().__init__(channels, channels, size, groups=channels, bias=bias, device=where, dtype=dtype)
+        self.activate = activate
         if rngs is not None:
             self.to_empty(device=torch.get_default_device() if device is None else device)
             with torch.no_grad():
@@ -67,4 +70,4 @@ class ShortConvolution(nn.Conv1d):
         total = sum(taps[:, tap] * wide[:, tap : tap + tokens] for tap in range(size))
         if self.bias is not None:
             total = total + self.bias.to(wide.dtype)
-        return nn.functional.silu(total).to(x.dtype), inputs[:, tokens:]
+        return (nn.functional.silu(total) if self.activate else total).to(x.dtype), inputs[:, tokens:]

@@ -56,6 +56,7 @@ def test_a_padding_mask_of_0_and_1_is_a_mask(backend, name, dtype):
         "LightningAttention",
         "KimiDeltaAttention",
         "GatedDeltaNet",
+        "GatedConvolution",
         "Mamba",
         "Mamba2",
         "MultiHeadLatentAttention",

@@ -19,6 +19,7 @@ from attn_bridge import masks
 from attn_bridge.specs import (
     Alibi,
     CrossAttentionConfig,
+    GatedConvolutionConfig,
     GatedDeltaNetConfig,
     GroupedQueryAttentionConfig,
     KimiDeltaAttentionConfig,
@@ -215,7 +216,15 @@ def _balancing(least_tokens: int | None) -> Iterator[None]:
 
 def _cached(mesh: Any, sizes: dict[str, int]) -> dict[str, float]:
     """Return how far decoding with a cache is from that of the plain module; rows change their places on the way."""
-    from torch_attn import GatedDeltaNet, GroupedQueryAttention, KimiDeltaAttention, LightningAttention, Mamba, Mamba2
+    from torch_attn import (
+        GatedConvolution,
+        GatedDeltaNet,
+        GroupedQueryAttention,
+        KimiDeltaAttention,
+        LightningAttention,
+        Mamba,
+        Mamba2,
+    )
     from torch_attn.parallel import parallelize
     from torch_attn.shards import whole
 
@@ -227,6 +236,7 @@ def _cached(mesh: Any, sizes: dict[str, int]) -> dict[str, float]:
         "delta net": (GatedDeltaNet, GatedDeltaNetConfig(WIDTH, 4, 8, 4, 2)),
         "kimi": (KimiDeltaAttention, KimiDeltaAttentionConfig(WIDTH, 8, 3, 2)),
         "lightning": (LightningAttention, LightningAttentionConfig(WIDTH, 8, 3)),
+        "convolution": (GatedConvolution, GatedConvolutionConfig(WIDTH, bias=True)),
         "mamba": (Mamba, MambaConfig(WIDTH, 12, 3, bias=True)),
         "mamba2": (Mamba2, Mamba2Config(WIDTH, 8, 4, 3, 4, bias=True)),
     }

@@ -69,7 +69,7 @@ USAGE_ERRORS = [
 def test_what_check_knows_is_named_to_the_last(capsys):
     assert run(["check", "cpu_flash"]) == 2
     assert capsys.readouterr().err.endswith(
-        ", GatedDeltaNet, KimiDeltaAttention, LightningAttention, LinearAttention, Mamba, Mamba2, "
+        ", GatedConvolution, GatedDeltaNet, KimiDeltaAttention, LightningAttention, LinearAttention, Mamba, Mamba2, "
         "dot_product_attention\n"
     )
 

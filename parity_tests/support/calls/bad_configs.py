@@ -43,6 +43,7 @@ VALID: dict[str, Any] = {
         specs.Indexer(2, 4, 3),
         CROSS,
         specs.DifferentialAttentionConfig(6, 4, 2, 4),
+        specs.GatedConvolutionConfig(6, 4, 5),
         specs.GatedDeltaNetConfig(6, 2, 4, 3),
         specs.KimiDeltaAttentionConfig(6, 2, 4, 3, 5),
         specs.LightningAttentionConfig(6, 3, 2, 5, (0.5, 0.0, 2.0)),
@@ -122,6 +123,7 @@ OWN_RULES = {
     ("StackConfig", "position_offset"),
     ("FeedForwardConfig", "dropout"),
     ("LightningAttentionConfig", "decay_rates"),
+    ("Router", "sum_eps"),
     ("Mamba2Config", "min_step"),
     *(("Temperature", name) for name in ("rate", "interval", "offset")),
     ("QKNorm", "eps"),
@@ -385,6 +387,8 @@ RULES: tuple[BadConfig, ...] = (
     *_relations(
         "Router",
         ({"corrects": "logits"}, "corrects (logits) needs correction"),
+        ({"sum_eps": -1e-6}, "sum_eps (-1e-06) must be at least 0 and finite"),
+        ({"sum_eps": 1e-6, "normalise": False}, "sum_eps (1e-06) needs normalise"),
         (
             {"scores": "sparse_mixer"},
             "scores (sparse_mixer) need a router without normalise, correction and groups",
@@ -428,9 +432,9 @@ RULES: tuple[BadConfig, ...] = (
         "DecoderBlockConfig",
         {
             "attention": "GroupedQueryAttentionConfig or MultiHeadLatentAttentionConfig or "
-            "SparseIndexedAttentionConfig or GatedDeltaNetConfig or KimiDeltaAttentionConfig or "
-            "LightningAttentionConfig or LinearAttentionConfig or MambaConfig or Mamba2Config or "
-            "DifferentialAttentionConfig",
+            "SparseIndexedAttentionConfig or GatedConvolutionConfig or GatedDeltaNetConfig or "
+            "KimiDeltaAttentionConfig or LightningAttentionConfig or LinearAttentionConfig or MambaConfig or "
+            "Mamba2Config or DifferentialAttentionConfig",
             "feed_forward": "FeedForwardConfig or MixtureOfExpertsConfig",
             "norm": NORMS,
         },
@@ -443,8 +447,8 @@ RULES: tuple[BadConfig, ...] = (
         "DecoderBlockConfig",
         {"recurrent": "x"},
         TypeError,
-        "recurrent must be a GatedDeltaNetConfig or KimiDeltaAttentionConfig or LightningAttentionConfig or "
-        "LinearAttentionConfig or MambaConfig or Mamba2Config, got str",
+        "recurrent must be a GatedConvolutionConfig or GatedDeltaNetConfig or KimiDeltaAttentionConfig or "
+        "LightningAttentionConfig or LinearAttentionConfig or MambaConfig or Mamba2Config, got str",
     ),
     BadConfig("DecoderBlockConfig", {"stream_scales": 3}, TypeError, "stream_scales must be 2 numbers, got int"),
     *_relations(

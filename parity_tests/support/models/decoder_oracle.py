@@ -231,6 +231,31 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "lfm2": (
+        "lfm2",
+        {
+            **WHOLE,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "norm_eps": 1e-3,
+            "intermediate_size": 31,
+            "block_multiple_of": 8,
+            "rope_theta": 500.0,
+        },
+    ),
+    "lfm2-moe": (
+        "lfm2_moe",
+        {
+            **WHOLE,
+            **EXPERTS,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7,
+            "routed_scaling_factor": 1.7,
+            "tie_word_embeddings": False,
+        },
+    ),
     "jamba": (
         "jamba",
         {
@@ -473,7 +498,7 @@ def lift(model: torch.nn.Module) -> None:
 
 
 def _learned_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [one for name, one in model.named_buffers() if name.endswith("correction_bias")]
+    return [one for name, one in model.named_buffers() if name.endswith(("correction_bias", "expert_bias"))]
 
 
 @functools.cache

@@ -384,6 +384,27 @@ def delta_case() -> Case:
     return Case("one state", config, parameters, [[number, -2 * number] for number in contexts], None)
 
 
+def convolution_case() -> Case:
+    """Return two tokens through a convolution of two taps over one channel."""
+    # Products of key and value are 2 * 3 and -1 * 4; queries 0.5 and 1.5; taps 1 and 2, the last of the token itself.
+    mixed = (2 * 6.0 + 0.5, 6.0 - 2 * 4.0 + 0.5)
+    parameters = {
+        "W_query.weight": columns([0.5], [1.5]),
+        "W_query.bias": np.array([0.0]),
+        "W_key.weight": columns([1.0], [-2.0]),
+        "W_key.bias": np.array([1.0]),
+        "W_value.weight": columns([3.0], [4.0]),
+        "W_value.bias": np.array([0.0]),
+        "conv1d.weight": np.array([[[1.0, 2.0]]]),
+        "conv1d.bias": np.array([0.5]),
+        "out_proj.weight": np.array([[1.0], [-2.0]]),
+        "out_proj.bias": np.array([0.0, 1.0]),
+    }
+    config = specs.GatedConvolutionConfig(2, 1, conv_size=2, bias=True)
+    outputs = [(0.5 * mixed[0], 1 - 0.5 * 2 * mixed[0]), (1.5 * mixed[1], 1 - 1.5 * 2 * mixed[1])]
+    return Case("two taps", config, parameters, [list(pair) for pair in outputs], None)
+
+
 def selective_case() -> Case:
     """Return two tokens through a channel with a state of two numbers, of which the second fades twice as fast."""
     # Inputs are (1, 0) and (0, 1). Keys are (2, -1) times the values, queries (0.5, 1.5) times them.
@@ -512,6 +533,7 @@ CASES = (
     lightning_case(),
     kimi_case(),
     selective_case(),
+    convolution_case(),
     delta_case(),
     mamba_case(),
 )

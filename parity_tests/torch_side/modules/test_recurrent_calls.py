@@ -8,7 +8,15 @@ import torch
 import torch_attn
 from attn_bridge.specs import VARIANTS
 
-NAMES = ("LinearAttention", "LightningAttention", "GatedDeltaNet", "KimiDeltaAttention", "Mamba", "Mamba2")
+NAMES = (
+    "LinearAttention",
+    "LightningAttention",
+    "GatedConvolution",
+    "GatedDeltaNet",
+    "KimiDeltaAttention",
+    "Mamba",
+    "Mamba2",
+)
 CONFIGS = {variant.name: variant.examples[0].config for variant in VARIANTS if variant.name in NAMES}
 
 

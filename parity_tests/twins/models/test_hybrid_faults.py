@@ -71,6 +71,17 @@ def changed(part: str, function: Callable[[torch.Tensor], torch.Tensor]) -> Faul
     return lambda state: {name: function(one) if part in name else one for name, one in state.items()}
 
 
+def routed(**changes: Any) -> Callable[[Any], Any]:
+    """Return a function from a block to its feed-forward layers, with another router where they are experts."""
+
+    def change(block: Any) -> Any:
+        layers = block.feed_forward
+        is_sparse = isinstance(layers, specs.MixtureOfExpertsConfig)
+        return dataclasses.replace(layers, router=layers.router.replace(**changes)) if is_sparse else layers
+
+    return change
+
+
 HEADS, STATES, DELTA = specs.GroupedQueryAttentionConfig, specs.Mamba2Config, specs.GatedDeltaNetConfig
 SELECTIVE, LIGHTNING, ZEROS, NEGATIVE = specs.MambaConfig, specs.LightningAttentionConfig, torch.zeros_like, torch.neg
 OFF_BY_ONE = changed("conv1d.weight", lambda taps: taps.roll(1, -1))
@@ -110,6 +121,21 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "no D": changed("linear_att.D", ZEROS),
         "convolution off by one": OFF_BY_ONE,
     },
+    "lfm2": {
+        "gates before and after": swapped("linear_att.W_query", "linear_att.W_value"),
+        "convolution off by one": OFF_BY_ONE,
+        "epsilon of norms of heads": in_attention(HEADS, qk_norm=specs.QKNorm()),
+        "gate of feed-forward layers": swapped("ff.fc1", "ff.fc2"),
+        "base of positions": in_attention(HEADS, position=specs.Rotary()),
+    },
+    "lfm2-moe": {
+        "weights of experts": in_blocks(feed_forward=routed(normalise=False, sum_eps=0.0)),
+        "constant of their sum": in_blocks(feed_forward=routed(sum_eps=0.1)),
+        "factor of experts": in_blocks(feed_forward=routed(scale=1.0)),
+        "softmax of experts": in_blocks(feed_forward=routed(scores="softmax")),
+        "bias of experts": changed("correction_bias", ZEROS),
+        "gates of feed-forward layers": swapped(".fc1", ".fc2"),
+    },
     "falcon-mamba": {
         "no norms of steps, keys and queries": in_attention(SELECTIVE, latent_norms="none"),
         "epsilon of these norms": in_attention(SELECTIVE, eps=1e-6),
@@ -119,18 +145,12 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "convolution off by one": OFF_BY_ONE,
     },
     "jamba": {
-        "scales of keys and queries": swapped("k_norm", "q_norm"),
+        "scale of keys": changed("k_norm", torch.ones_like),
         "scale of steps": changed("step_norm", torch.ones_like),
         "epsilon of norms": in_attention(SELECTIVE, eps=1e-6),
         "positions": in_attention(HEADS, position=specs.Rotary()),
         "window": in_attention(HEADS, mask=masks.sliding_window(5)),
-        "weights of experts": in_blocks(
-            feed_forward=lambda block: (
-                block.feed_forward.replace(router=specs.Router())
-                if isinstance(block.feed_forward, specs.MixtureOfExpertsConfig)
-                else block.feed_forward
-            ),
-        ),
+        "weights of experts": in_blocks(feed_forward=routed(normalise=True)),
         "gate of experts": swapped("experts.0.fc1", "experts.0.fc2"),
     },
     "bamba": {

@@ -19,6 +19,7 @@ from ...blocks.convolution import Convolution
 from ...blocks.mixture_of_experts import MixtureOfExperts
 from ...dropout import Dropout
 from ...embedding import Embedding
+from ...gated_convolution import GatedConvolution
 from ...gated_delta_net import GatedDeltaNet
 from ...implementations import reference
 from ...kimi_delta_attention import KimiDeltaAttention
@@ -134,6 +135,7 @@ FORWARDS: dict[type[nn.Module], Callable[..., object]] = {
     Convolution: _convolution,
     ShortConvolution: recurrent.short_convolution,
     LinearAttention: recurrent.linear_attention,
+    GatedConvolution: recurrent.gated_convolution,
     GatedDeltaNet: recurrent.gated_delta_net,
     KimiDeltaAttention: recurrent.kimi_delta_attention,
     Mamba: recurrent.mamba,

@@ -17,6 +17,7 @@ from attn_bridge.specs import Mamba2Config
 
 from ... import functional
 from ...decoding.recurrent_cache import RecurrentCache
+from ...gated_convolution import GatedConvolution
 from ...gated_delta_net import GatedDeltaNet
 from ...kimi_delta_attention import KimiDeltaAttention
 from ...lightning_attention import LightningAttention
@@ -134,6 +135,11 @@ def linear_attention(self: LinearAttention, x: Tensor, **options: Any) -> Output
     has_weights = bool(options.get("return_weights"))
     needs_all = has_weights or cache is not None or not recurrence.hides_tokens_only(mask)
     return _recurrent(self, x, LinearAttention.forward, options, needs_all, {})
+
+
+def gated_convolution(self: GatedConvolution, x: Tensor, **options: Any) -> Output:
+    """Compute the device's tokens of all channels."""
+    return _recurrent(self, x, GatedConvolution.forward, options, options.get("cache") is not None, {}, by_heads=False)
 
 
 def gated_delta_net(self: GatedDeltaNet, x: Tensor, **options: Any) -> Output:

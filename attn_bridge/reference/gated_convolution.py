@@ -1,0 +1,40 @@
+"""Gated short convolution (LFM2, arXiv 2511.23404, section 2.1), token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..specs import GatedConvolutionConfig
+from .attention import as_double, linear, short_convolution
+
+
+def reference(
+    config: GatedConvolutionConfig,
+    parameters: Mapping[str, np.ndarray],
+    x: np.ndarray,
+    attention_mask: np.ndarray | None = None,
+) -> tuple[np.ndarray, None]:
+    """Return queries times the convolved products of keys and values, projected; there are no weights.
+
+    The convolution reads zeros of tokens that `attention_mask` hides. Shapes: `x` ``([b,] t, d_in)``, `attention_mask`
+    ``(b, t)``; gives ``([b,] t, d_out)``.
+    """
+    x = as_double(x)
+    if x.ndim == 3:
+        masks = [None] * len(x) if attention_mask is None else np.broadcast_to(attention_mask, x.shape[:2])
+        return np.stack([_sequence(config, parameters, *pair) for pair in zip(x, masks, strict=True)]), None
+    return _sequence(config, parameters, x, None if attention_mask is None else np.asarray(attention_mask)[0]), None
+
+
+def _sequence(
+    config: GatedConvolutionConfig, parameters: Mapping[str, np.ndarray], x: np.ndarray, shown: np.ndarray | None
+) -> np.ndarray:
+    shown = (np.ones(len(x), bool) if shown is None else shown)[:, None]
+    x = np.where(shown, x, 0.0)
+    query, key, value = (linear(x, parameters, name, bias=config.bias) for name in ("W_query", "W_key", "W_value"))
+    mixed = short_convolution(np.where(shown, key * value, 0.0), as_double(parameters["conv1d.weight"])[:, 0, :])
+    if config.bias:
+        mixed = mixed + as_double(parameters["conv1d.bias"])
+    return linear(query * mixed, parameters, "out_proj", bias=config.bias)
