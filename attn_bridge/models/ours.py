@@ -104,6 +104,8 @@ def lacking(names: Iterable[str]) -> list[str]:
     for endings in TOGETHER:
         stems = {name.removesuffix(ending) for name in names for ending in endings if name.endswith(ending)}
         missing += [stem + ending for stem in stems for ending in endings if stem + ending not in names]
+    # Mamba's values may have a bias; its queries are projected from the values, and have none.
+    missing = [name for name in missing if name.replace(QUERY_BIAS, "W_step_up.weight") not in names]
     stems = {name.removesuffix(KEY_BIAS) for name in names if name.endswith(KEY_BIAS)}
     missing += [stem + QUERY_BIAS for stem in stems if stem + QUERY_BIAS not in names]
     if stems:
