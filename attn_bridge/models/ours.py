@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterable
 
+from ..specs.feed_forward import XIELU
 from ..weights.rows import Row
 
 OWN = "attn-bridge-"
@@ -54,9 +55,12 @@ MODERN = [
 ]
 """Names of projections that attention after chapter 3 adds."""
 
+NUMBERS = [f"{{path}}ff.layers.1.{name}" for name in XIELU]
+"""Numbers of an activation."""
+
 BARE_VECTORS = ["{path}ff.router.correction_bias", "{path}logits_bias", "{path}out_bias"]
 
-NAMES = [*ATTENTION, *OUT, *BARE, *LINEAR, *CONVOLUTIONS, *EMBEDDINGS, *NORMS, *MODERN, *BARE_VECTORS]
+NAMES = [*ATTENTION, *OUT, *BARE, *LINEAR, *CONVOLUTIONS, *EMBEDDINGS, *NORMS, *MODERN, *NUMBERS, *BARE_VECTORS]
 """Every name of ours, below any prefix."""
 
 TOGETHER = (
@@ -65,6 +69,7 @@ TOGETHER = (
     ("q_norm.scale", "k_norm.scale"),
     ("q_norm.shift", "k_norm.shift"),
     ("ff.layers.0.bias", "ff.layers.2.bias"),
+    tuple(f"ff.layers.1.{name}" for name in XIELU),
     (
         *(f"W_index_{name}.weight" for name in ("query", "key", "weights")),
         *("key_norm.scale", "key_norm.shift"),

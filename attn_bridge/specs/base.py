@@ -274,6 +274,11 @@ def vector(name: str, size: int, axis: str = "embed") -> Parameter:
     return Parameter(Rule(name, name, "o -> o"), (size,), (axis,))
 
 
+def number(name: str, shape: tuple[()] | tuple[int] = ()) -> Parameter:
+    """Row of a single number; `shape` is ``()`` or ``(1,)``."""
+    return Parameter(Rule(name, name, "o -> o" if shape else "->"), shape, ("numbers",) * len(shape))
+
+
 def matrix(name: str, d_in: int, d_out: int, axes: tuple[str, str]) -> Parameter:
     """Row of a bare matrix ``[in, out]`` that is the same in both frameworks."""
     return Parameter(Rule(name, name, "i o -> i o"), (d_in, d_out), axes)

@@ -7,9 +7,18 @@ import math
 from typing import Literal, get_args
 
 from ..validation import check_number
-from .base import LATER, Config, Parameter, linear
+from .base import LATER, Config, Parameter, linear, number
+from .model import below
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "quick_gelu", "relu2"]
+
+HiddenActivation = Activation | Literal["xielu"]
+
+_HIDDEN = (*get_args(Activation), "xielu")
+
+
+XIELU: dict[str, tuple[()] | tuple[int]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+"""Number of the activation xIELU -> its shape in files."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +49,7 @@ class FeedForwardConfig(Config):
         d_in: width of the input, and of the output.
         hidden_dim: width between the matrices.
         activation: ``silu``, ``gelu``, its approximations by tanh ``gelu_tanh`` and by a sigmoid ``quick_gelu``,
-            ``relu``, or its square ``relu2``.
+            ``relu``, or its square ``relu2``; without a gate also ``xielu``, whose numbers are learned (2411.13010).
         gated: whether the activation of one projection multiplies another: ``fc3(activation(fc1(x)) * fc2(x))``.
         bias: whether the matrices have biases.
         clamp: how gpt-oss clips the gate and the gated half; for ``silu`` alone.
@@ -50,7 +59,7 @@ class FeedForwardConfig(Config):
 
     d_in: int
     hidden_dim: int
-    activation: Activation = "silu"
+    activation: HiddenActivation = "silu"
     gated: bool = True
     bias: bool = False
     clamp: ClampedGate | None = None
@@ -59,8 +68,10 @@ class FeedForwardConfig(Config):
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "hidden_dim")
-        self._require_choice("activation", get_args(Activation))
+        self._require_choice("activation", _HIDDEN)
         self._require_bools("gated", "bias")
+        if self.gated and self.activation == "xielu":
+            raise ValueError(f"activation ({self.activation}) must be another with a gate")
         self._require_rates("dropout")
         if self.gated and self.dropout:
             raise ValueError(f"dropout ({self.dropout}) must be 0 with a gate")
@@ -76,8 +87,10 @@ class FeedForwardConfig(Config):
     def parameters(self) -> tuple[Parameter, ...]:
         """Two linear layers in a list with the activation, or three named ones."""
         if not self.gated:
+            own = tuple(number(name, shape) for name, shape in XIELU.items()) if self.activation == "xielu" else ()
             return (
                 *linear("layers.0", self.d_in, self.hidden_dim, bias=self.bias, axes=("mlp", "embed")),
+                *below("layers.1", own),
                 *linear("layers.2", self.hidden_dim, self.d_in, bias=self.bias, axes=("embed", "mlp")),
             )
         return (

@@ -19,7 +19,7 @@ from attn_bridge.specs import FeedForwardConfig
 from ..dropout import Dropout
 from ..initial_weights import linear
 from ..random import Rngs
-from .activation import Activation
+from .activation import XIELU, Activation
 
 
 class FeedForward(nnx.Module):
@@ -45,7 +45,7 @@ class FeedForward(nnx.Module):
         self.layers = nnx.List(
             [
                 linear(config.d_in, config.hidden_dim, config.bias, **options),
-                Activation(config.activation),
+                XIELU(**options) if config.activation == "xielu" else Activation(config.activation),
                 linear(config.hidden_dim, config.d_in, config.bias, **options),
             ]
         )

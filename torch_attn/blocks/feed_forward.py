@@ -18,7 +18,7 @@ from ..dropout import Dropout
 from ..initial_weights import linear
 from ..random import JaxRngs
 from ..resetting import Resettable
-from .activation import Activation
+from .activation import XIELU, Activation
 
 
 class FeedForward(Resettable):
@@ -46,7 +46,7 @@ class FeedForward(Resettable):
         self.layers = nn.ModuleList(
             [
                 linear(config.d_in, config.hidden_dim, config.bias, **options),
-                Activation(config.activation),
+                XIELU(**options) if config.activation == "xielu" else Activation(config.activation),
                 linear(config.hidden_dim, config.d_in, config.bias, **options),
             ]
         )

@@ -10,7 +10,7 @@ from ...printable import printable
 from ...specs.base import Config
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.encoder_decoder_model import EncoderDecoderConfig
-from ...specs.feed_forward import Activation, FeedForwardConfig
+from ...specs.feed_forward import FeedForwardConfig, HiddenActivation
 from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.rms_norm import RMSNormConfig
 from ..layout import MAX_SIZE
@@ -36,7 +36,7 @@ Part = TypeVar("Part")
 MAX_LAYERS = 4096
 """Maximum blocks of a model; a config with more is broken."""
 
-ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, HiddenActivation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -49,14 +49,15 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": "quick_gelu",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 """Their name of an activation -> ours; those by tanh differ in how they are rounded alone."""
 
-NAMES: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+NAMES: dict[HiddenActivation, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 """Our name of an activation -> the usual one of theirs."""
 
 
-def activation_of(config: ConfigFile, key: str = "hidden_act") -> Activation:
+def activation_of(config: ConfigFile, key: str = "hidden_act") -> HiddenActivation:
     """Return the activation that a key of a config names.
 
     Raises:

@@ -104,6 +104,22 @@ def test_positions_types_and_the_layers_of_the_head_are_applied(backend):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+def test_numbers_of_xielu_are_learned(backend):
+    config = DecoderBlockConfig(None, FeedForwardConfig(3, 5, "xielu", gated=False), RMSNormConfig(3))
+    model, random = backend.build("DecoderBlock", config=config), np.random.default_rng(5)
+    arrays = {row.rule.torch: random.normal(size=row.shape).astype("f4") for row in config.parameters}
+    arrays |= {name: np.asarray(array) for name, array in arrays.items()}  # numbers are of NumPy's scalar types
+    arrays["ff.layers.1.eps"] = np.asarray(-0.4, "f4")  # far from 0, so that it matters
+    backend.load(model, arrays)
+    x = random.normal(size=(4, 3)).astype("f4")
+    hidden = x @ arrays["ff.layers.0.weight"].T
+    alpha_p, alpha_n, beta, eps = (arrays[f"ff.layers.1.{name}"] for name in ("alpha_p", "alpha_n", "beta", "eps"))
+    positive = np.log1p(np.exp(alpha_p)) * hidden**2
+    negative = (np.expm1(np.minimum(hidden, eps)) - hidden) * (beta + np.log1p(np.exp(alpha_n)))
+    expected = (np.where(hidden > 0, positive, negative) + beta * hidden) @ arrays["ff.layers.2.weight"].T
+    np.testing.assert_allclose(backend.output(model.ff, x), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
 def routed(logits: np.ndarray, correction: np.ndarray, router: Router, top_k: int) -> np.ndarray:
     """Return the weight of each expert for a token, from the router's formula."""
     scores = 1.0 / (1.0 + np.exp(-logits))

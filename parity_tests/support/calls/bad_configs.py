@@ -355,7 +355,7 @@ RULES: tuple[BadConfig, ...] = (
     ),
     BadConfig("LongRoPEScaling", {"long_factors": ("x",)}, TypeError, "long_factors[0] must be a number, got str"),
     # ---- feed-forward layers and experts
-    _choices("FeedForwardConfig", "activation", "'silu', 'gelu', 'gelu_tanh', 'relu', 'quick_gelu', 'relu2'"),
+    _choices("FeedForwardConfig", "activation", "'silu', 'gelu', 'gelu_tanh', 'relu', 'quick_gelu', 'relu2', 'xielu'"),
     *_relations(
         "FeedForwardConfig",
         ({"dropout": 1.0}, "dropout (1.0) must be in [0, 1)"),

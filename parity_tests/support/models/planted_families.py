@@ -151,6 +151,8 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         )
     if any(source.key in description.renamed for source in fields.values()):
         yield "own names not read", dataclasses.replace(description, renamed={})
+    if any("alpha_p" in row.theirs for row in description.rows):
+        yield "slopes exchanged", _swapped(description, "alpha_p", "alpha_n")
     yield "activation not read", constant("feed_forward.activation", "quick_gelu")
     if any(name.endswith("ff.fc1.weight") for row in description.rows for name in row.ours):
         yield "gate order", _swapped(description, "ff.fc1", "ff.fc2")

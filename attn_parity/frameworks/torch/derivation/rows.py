@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from attn_bridge.models.derived.description import KeySource
 from attn_bridge.models.rows.decoder import OURS
+from attn_bridge.specs.feed_forward import XIELU
 from attn_bridge.weights.rows import Row
 
 from . import experts as mixtures
@@ -59,7 +60,9 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
     branch = DENSE if structure.experts else ""
     for role, name in names.items():
         theirs = f"{layer}{join(child, name)}"
-        if role == "gate_up":
+        if role == "activation":  # which other activations have no numbers of
+            yield from (Row(f"{theirs}.{one}", (f"{OURS}ff.layers.1.{one}",), optional=True) for one in XIELU)
+        elif role == "gate_up":
             both = ("fc1", "fc2") if gate_first else ("fc2", "fc1")
             parts = tuple(f"{OURS}ff.{one}.weight" for one in both)
             yield Row(f"{theirs}.weight", parts, "o i -> (part o) i", part="part", branch=branch)

@@ -337,7 +337,7 @@ def _prefixes(parts: Structure, written: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _probes(subject: ModelClass, parts: Structure) -> list[tuple[Any, dict[str, Any], Any]]:
-    """Return instance, config file and logits: of the usual config, whole and short, and of other rotary positions."""
+    """Return instance, config file and logits: of the usual config, as whole and short files, and with others."""
     changes: list[dict[str, Any]] = [{}]
     if SWITCH in subject.defaults and not subject.defaults.get("layer_types"):
         changes.append({SWITCH: not subject.defaults[SWITCH]})

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from attn_bridge.models.derived.description import KeySource
+from attn_bridge.specs.feed_forward import XIELU
 
 from . import experts as mixtures
 from . import latent, outside
@@ -36,6 +37,7 @@ FEED_FORWARD = {
     "up": ("up_proj", "w3", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "intermediate.dense"),
     "down": ("down_proj", "w2", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "output.dense"),
     "gate_up": ("gate_up_proj",),
+    "activation": ("act_fn",),
 }
 """Our role -> names that modules of published models have for it."""
 
@@ -420,6 +422,9 @@ def _check_all_known(structure: Structure, path: str) -> None:
         if re.sub(r"\.experts\.\d+\.", ".experts.{j}.", hit[1]) in inner or (
             hit[1].endswith(".bias") and (f"{module}.weight" in inner)
         ):
+            continue
+        activation = structure.feed_forward[1].get("activation", "")
+        if activation and module == join(structure.feed_forward[0], activation) and leaf in XIELU:
             continue
         if (module in roles and leaf in ("weight", "bias")) or hit[1] == f"{structure.attention[0]}.sinks":
             continue

@@ -123,6 +123,7 @@ ONLY = {
     "aria_text": {"hidden_act": "silu"},
     "olmoe": {"clip_qkv": None},
     "qwen2_moe": {"use_sliding_window": False},
+    "apertus": {"partial_rotary_factor": 1.0},
     "cwm": {"partial_rotary_factor": 1.0},
     "ministral3": {"partial_rotary_factor": 1.0},
     "diffllama": {"attention_dropout": 0.0},
