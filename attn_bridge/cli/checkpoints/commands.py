@@ -106,7 +106,7 @@ def convert(
     hf-blenderbot-small,
     hf-codegen, hf-cohere, hf-data2vec-text, hf-dots1, hf-electra, hf-ernie, hf-ernie4-5-moe,
     hf-exaone-moe, hf-falcon, hf-flex-olmo, hf-flint, hf-glm, hf-glm4, hf-glm4-moe, hf-gpt-bigcode,
-    hf-gpt-neox, hf-gptj, hf-granite-swa, hf-granitemoe, hf-granitemoe-swa, hf-granitemoeshared,
+    hf-gpt-neo, hf-gpt-neox, hf-gptj, hf-granite-swa, hf-granitemoe, hf-granitemoe-swa, hf-granitemoeshared,
     hf-hunyuan-v1-dense, hf-hunyuan-v1-moe, hf-hy-v3, hf-hyperclovax, hf-jais2, hf-kolibri1, hf-marian,
     hf-mbart, hf-megatron-bert, hf-minimax-m2, hf-mpt, hf-mvp, hf-nanochat, hf-openai-gpt, hf-opt, hf-pegasus,
     hf-persimmon, hf-phi, hf-phimoe, hf-qwen2-moe, hf-roberta, hf-roberta-prelayernorm, hf-solar-open,

@@ -35,7 +35,7 @@ from ..reading.model_config import ConfigFile, nested
 from ..reading.rotary import read_nested_rotary, read_rotary, write_nested, write_rotary
 from ..rows.common import TIE
 from ..rows.decoder import APART, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
-from . import experts, latent
+from . import experts, latent, runs
 from .description import Description, KeySource, dumps
 
 SETTINGS = {
@@ -171,6 +171,8 @@ class FamilyReader:
             return KINDS[config.integer_or_none("sliding_window") is not None]
         if rule == "full":
             return KINDS[False]
+        if rule == "runs":
+            return runs.read_kind(config, layer)
         if config.get("layer_types") is None:
             for key, accepted in self.description.fixed_pattern.items():
                 config.refuse(key, *accepted)
@@ -299,20 +301,12 @@ class FamilyReader:
             "model": config,
             **experts.written_parts(config),
         }
-        windows = self.description.fields["layers.rule"].value
-        masks = write_windows(config)
         rotary = self._write_rotary(config, width)
         written = {
             **write_sizes(config),
             **heads,
             **rotary,
-            **(
-                masks
-                if windows == "types"
-                else {"sliding_window": masks.get("sliding_window")}
-                if windows == "window"
-                else {}
-            ),
+            **self._write_masks(config),
             # transformers takes a key without a default that is null for one that is set
             **{
                 key: values[0]
@@ -325,7 +319,9 @@ class FamilyReader:
             },
         }
         if "layers.switch" in self.description.fields:
-            written[self.description.fields["layers.switch"].key] = masks.get("sliding_window") is not None
+            written[self.description.fields["layers.switch"].key] = (
+                write_windows(config).get("sliding_window") is not None
+            )
         if "qk_norm.switch" in self.description.fields:
             written[self.description.fields["qk_norm.switch"].key] = getattr(attention, "qk_norm", None) is not None
         if "model.scale_switch" in self.description.fields:
@@ -356,6 +352,18 @@ class FamilyReader:
         written |= {"rope_scaling": scaling} if inner else {}
         names = self.description.keys
         return nested({names.get(key, key): value for key, value in written.items() if key not in inner})
+
+    def _write_masks(self, config: DecoderConfig) -> dict[str, object]:
+        """Return the keys of the kinds of layers, and of their window."""
+        rule, masks = self.description.fields["layers.rule"].value, write_windows(config)
+        if rule == "types":
+            return masks
+        kinds = {runs.KEY: runs.write_runs(masks.pop("layer_types"))} if rule == "runs" else {}
+        # A class without windows has no key; one with runs has no null.
+        width = (
+            {"sliding_window": masks.get("sliding_window")} if rule == "window" or masks.get("sliding_window") else {}
+        )
+        return {**kinds, **width} if rule in ("runs", "window") else {}
 
     def _activation_name(self, key: str, activation: Activation) -> str:
         """Return the name that a file of the family has for an activation."""

@@ -105,6 +105,8 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
             yield "positions in all layers", constant("position.kinds", ("full_attention", "sliding_attention"))
     if fields["layers.rule"].value != "full":
         yield "no window", constant("layers.rule", "full")
+    if fields["layers.rule"].value == "runs":
+        yield "window in all layers", constant("layers.rule", "window")
     if fields["layers.rule"].value == "types":
         yield "window in all layers", constant("layers.rule", "window")
         if len(set(description.pattern)) > 1:

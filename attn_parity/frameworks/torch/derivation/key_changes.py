@@ -91,6 +91,8 @@ def alternatives(subject: ModelClass, key: str) -> Iterator[Any]:
         yield [kinds[layer % 2] for layer in range(LAYERS)]
         yield [kinds[1]] * LAYERS
         yield [kinds[0]] * LAYERS
+    elif key == "attention_types":
+        yield from ([[["global"], LAYERS]], [[["local"], 2], [["global", "local"], 1]])
     elif key == "mlp_layer_types":
         kinds = ("dense", "sparse")
         yield [kinds[layer % 2] for layer in range(LAYERS)]

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import torch
 
+from attn_bridge.models.derived import runs
 from attn_bridge.models.derived.description import Description, KeySource
 from attn_bridge.models.derived.reading import FamilyReader, layout_of
 from attn_bridge.models.reading.decoders import ACTIVATIONS as ACTIVATION_NAMES
@@ -117,6 +118,8 @@ def _positions(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
         rules.insert(0, {"layers.rule": _constant("window"), "layers.switch": None})
     if has_window and SWITCH in defaults:
         rules.insert(0, {"layers.rule": _constant("window"), "layers.switch": KeySource(key=SWITCH)})
+    if _has_runs(subject):
+        rules.insert(0, {"layers.rule": _constant("runs"), "layers.runs": KeySource(key=runs.KEY)})
     if kinds and has_window:
         switch = KeySource(key=SWITCH) if SWITCH in defaults else None
         rules.insert(0, {"layers.rule": _constant("types"), "layers.switch": switch})
@@ -156,6 +159,11 @@ def _positions(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
     if not is_nested(rotary):
         yield _alternatives({}, {"position.alpha": _constant(True)})
     yield _alternatives(usual, *((sliding,) if kinds and has_window else ()), none)
+
+
+def _has_runs(subject: ModelClass) -> bool:
+    """Return whether the kinds of layers are runs of kinds."""
+    return isinstance(subject.defaults.get(runs.KEY), list) and "window_size" in subject.read
 
 
 def _missing_base(subject: ModelClass, usual: float) -> float:
@@ -410,7 +418,7 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         subject.model_class.__name__,
         f"hf-{subject.model_type.replace('_', '-')}",
         aliases={outer: (inner,) for outer, inner in names.items() if outer not in subject.decoder_keys},
-        keys=subject.decoder_keys,
+        keys={**subject.decoder_keys, **({"sliding_window": "window_size"} if _has_runs(subject) else {})},
         fields=fields,
         fixed=parts.fixed,
         pattern=pattern,

@@ -1,0 +1,42 @@
+"""Kinds of layers as runs: GPT-Neo's lists of kinds, each with the number of times that it repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..handwritten.grouped import KINDS
+from ..reading.model_config import ConfigFile
+
+KEY = "attention_types"
+"""Key of the runs, such as ``[[["global", "local"], 12]]``."""
+
+_NAMES = {"global": KINDS[False], "local": KINDS[True]}
+
+
+def read_kind(config: ConfigFile, layer: int) -> str:
+    """Return the kind of a layer.
+
+    Raises:
+        ValueError: the key does not hold runs, or they are of another number of layers.
+    """
+    runs, layers = config.get(KEY), config.integer("num_hidden_layers")
+    kinds: list[str] = []
+    for run in runs if isinstance(runs, Sequence) else [runs]:
+        if not isinstance(run, Sequence) or len(run) != 2 or not _is_run(*run):
+            raise ValueError(f"{KEY} of {config.model_type} must be lists of global and local, each with a number")
+        # More of them than layers are refused below; a huge number must not make a huge list.
+        kinds += [_NAMES[name] for name in run[0]] * min(run[1], layers + 1)
+    if len(kinds) != layers:
+        raise ValueError(f"{KEY} of {config.model_type} must be those of num_layers ({layers})")
+    return kinds[layer]
+
+
+def _is_run(names: object, times: object) -> bool:
+    is_list = isinstance(names, Sequence) and all(isinstance(name, str) and name in _NAMES for name in names)
+    return is_list and isinstance(times, int) and not isinstance(times, bool)
+
+
+def write_runs(kinds: Sequence[str]) -> list[list[object]]:
+    """Return the runs of layers of these kinds: all of them once."""
+    theirs = {ours: name for name, ours in _NAMES.items()}
+    return [[[theirs[kind] for kind in kinds], 1]]
