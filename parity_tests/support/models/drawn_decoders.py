@@ -62,6 +62,7 @@ LATENT = ("deepseek", "glm_moe_dsa", "glm4_moe_lite", "minicpm3", "youtu")
 
 OWN_KEYS: dict[str, dict[str, Any]] = {
     "gpt_neox": {"head_dim": None},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "mamba2": {"num_heads": 8, "n_groups": 2, "state_size": 5},
     "mamba": {"state_size": 5, "time_step_rank": 3},
     "falcon_mamba": {"state_size": 5, "time_step_rank": 3},
