@@ -26,6 +26,7 @@ VECTORS = 2 if LANES == 8 else 4
 ROWS = 6
 """Rows of a tile; the memory of a result has room for a whole number of tiles."""
 
+# ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA, and the number of arch_prctl among the system calls of Linux on x86-64.
 _REQUEST_PERMISSION, _TILES_OF_AMX, _ARCH_PRCTL = 0x1023, 18, 158
 
 
