@@ -23,6 +23,8 @@ LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx2") else 4
 VECTORS = 2 if LANES == 8 else 4
 """Registers per row of a tile of a product: with `ROWS`, nearly all that the processor has (32; 16 with AVX2)."""
 
+# With AVX-512 a tile has 6 * 4 sums, and a step needs 4 registers of the right side and 1 of the left: 29 of 32. With
+# AVX2 it is 6 * 2 + 2 + 1 = 15 of 16.
 ROWS = 6
 """Rows of a tile; the memory of a result has room for a whole number of tiles."""
 

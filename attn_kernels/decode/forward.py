@@ -48,6 +48,8 @@ def cut(job: Array, sequences: Value, threads: Value) -> Value:
     """Fill in the division of a call on `sequences` sequences into tasks; return the number of tasks."""
     code = job.code
     key_heads = job[words.KEY_HEADS]
+    # In a cache (B, S, H, D) the heads of a position are neighbours: a task that takes all of them reads memory in
+    # order. In (B, H, S, D) each head is a run of memory.
     together = code.choose(job[words.KEY_HEAD] < job[words.KEY_TOKEN], key_heads, 1)
     units = sequences * (key_heads // together)
     most = (job[words.KEYS] + (LEAST_KEYS - 1)) // LEAST_KEYS
@@ -228,6 +230,8 @@ def finish(code: Code, job: Array, sequences: Value) -> None:
     width = sizes.value_width
     with code.loop(0, sequences * sizes.heads) as head, code.loop(0, sizes.queries) as query:
         row = head * sizes.queries + query
+        # Parts p with largest score m_p, sum l_p and context c_p make sum(exp(m_p - m) c_p) / sum(exp(m_p - m) l_p), m
+        # the largest m_p; a sink adds exp(sink - m) to the divisor.
         top, total, seen = code.variable(_NONE), code.variable(0.0), code.variable(0)
         with code.loop(0, parts) as part:
             record = _records(job, row, part)

@@ -54,6 +54,8 @@ def multiply(
             keys_together = LANES // together
             with code.loop(0, n_keys, keys_together) as j:
                 at = [keys + (j + i) * stride for i in range(keys_together)]
+                # Only the first tile of rows prefetches; later ones would fetch the same lines again, and name data
+                # that is in the cache instead.
                 next_lines = code.choose(is_first, following + j * (BYTES[kind] * LANES) * registers, at[0])
                 _multiply_tile(code, query, width, at, target + 4 * j, together, registers, next_lines, kind)
 

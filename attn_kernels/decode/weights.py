@@ -158,11 +158,13 @@ def weigh(code: Code, scores: Value, rows: Value, n_keys: Value, tops: Value, li
     with code.loop(0, rows) as r:
         row, tops_of_rows = Array(code, scores + 4 * r * BLOCK), Array(code, tops + 4 * r * line)
         with code.loop(n_keys, whole) as j:
+            # Lanes behind the last key hold products of zeros: hidden, they weigh exp(-inf) = 0.
             row[j] = _HIDDEN
         old, highest = tops_of_rows[0], code.variable(code.vector(_HIDDEN, LANES))
         with code.loop(0, whole, LANES) as j:
             highest.set(code.largest(code.load(row.at(j), _VECTOR), highest.get()))
         top = code.largest(_over_lanes(code, highest.get(), code.largest), old)
+        # As in `flash.softmax.weigh`: -inf - -inf would be NaN.
         safe = code.choose(top > _HIDDEN, top, 0.0)
         shift, total = code.vector(safe, LANES), code.variable(code.vector(0.0, LANES))
         with code.loop(0, whole, LANES) as j:

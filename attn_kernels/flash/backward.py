@@ -110,6 +110,9 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
         with code.loop(0, count) as i:
             share = shares[i]
             d_total = code.choose(share != 0.0, Array(code, job[words.D_TOTAL])[of_row + i], 0.0)
+            # Weights are exp(score - top), undivided, and P = weight * share. With D = sum(P dP), the sum in `slopes`,
+            # P (dP - D) = weight * (share * dP - share * D), and a gradient of the sum of weights adds weight *
+            # d_total.
             slopes[i] = slopes[i] * share - d_total
             Array(code, job[words.SLOPE])[of_row + i] = slopes[i]
 
@@ -120,10 +123,13 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
                 of_weights, of_scores = weights.at(at), d_weights.at(at)
                 differentiate(code, of_weights, of_scores, slopes, n_keys, count)
                 with code.when(job[words.D_BIASED] != 0):
+                    # Before the derivative of the cap is multiplied in: the bias is added behind the cap.
                     add_to_gradient_of_bias(code, job, of_head, of_scores, *where)
                 with code.when(job[words.CAPPED] != 0):
                     multiply(code, caps.at(at), of_scores, n_keys, count)
                 with code.when(job[words.DROPPED] != 0):
+                    # Only now: the gradients of scores need the weights before dropout, those of values the weights
+                    # after it.
                     multiply(code, factors.at(at), of_weights, n_keys, count)
                 of.add(of_scores, of_weights, shares, *where)
         of.write_queries(index, count)

@@ -10,6 +10,8 @@ from .. import words
 from ..compiler.language import FLOAT, WORD, Array, Code, Value
 from ..compiler.processor import LANES
 
+# With `QUERIES` 24 KiB of float32. A multiple of `softmax.PART` (12), `ROWS` (6) and `pairs.EDGE` (32), so that only
+# the last block of a sequence has remainders.
 KEYS = 96
 """Keys whose scores are computed at once: with queries and values, they fit in the first-level cache."""
 
@@ -88,6 +90,7 @@ def partition(code: Code, memory: object, counts: list[object]) -> list[Array]:
 
 def room_for(code: Code, counts: list[object]) -> Value:
     """Return the bytes that hold arrays of `counts` numbers each, at any alignment of the block."""
+    # From the address `_LINE`, not 0: the line in front is the room that aligning an arbitrary address may take.
     last = partition(code, _LINE, counts)[-1]
     return last.at(last.count)
 

@@ -28,12 +28,14 @@ def threefry(keys: tuple[Value, ...], counters: list[tuple[Value, Value]]) -> li
 
     Several places go through the rounds side by side, as each step of one waits for the step before.
     """
+    # The third word of the schedule is the parity of the key, with the constant of the published Threefry (Skein's).
     schedule = (*keys, keys[0] ^ keys[1] ^ 0x1BD11BDA)
     pairs = [(high + schedule[0], low + schedule[1]) for high, low in counters]
     for group in range(5):
         for turn in _TURNS[group % 2]:
             pairs = [(one + two, (two << turn) | (two >> (32 - turn))) for one, two in pairs]
             pairs = [(one, one ^ two) for one, two in pairs]
+        # After each four rounds the key is added, turned by one word, and to the last word the number of the group.
         next_one, next_two = schedule[(group + 1) % 3], schedule[(group + 2) % 3] + (group + 1)
         pairs = [(one + next_one, two + next_two) for one, two in pairs]
     return [one ^ two for one, two in pairs]
@@ -107,4 +109,5 @@ def _draw(
                 went_on = (at ^ _SIGN) < (low ^ _SIGN)
                 counters.append((high + code.choose(went_on, next_key, 0), at))
             for lane, bits in zip(lanes, threefry(keys, counters), strict=True):
+                # `jax.random.uniform` keeps the upper 23 bits as a mantissa: u < p is a comparison of these integers.
                 code.store(code.choose(bits >> 9 < below, factor, 0.0), factors + lane + 4 * QUERIES * j)

@@ -38,6 +38,7 @@ def _products(job: Array) -> type[plain.Forward] | type[paired.PairedForward]:
 
 
 def _counts(job: Array) -> list[object]:
+    # A product rounds its rows up to whole tiles of `ROWS`, and writes them: scores need room beyond `KEYS`.
     common = [(KEYS + 2 * ROWS) * QUERIES, KEYS * QUERIES, QUERIES, QUERIES, QUERIES, 2 * QUERIES]
     return [*common, *_products(job).counts(job)]
 
@@ -57,6 +58,8 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
 
     with ready(code):
         of.read_keys(batch * sizes.keys * sizes.key_heads + head // (sizes.heads // sizes.key_heads))
+        # Every `PARTS`-th block, not neighbouring ones: under a causal mask later blocks see more keys, and tasks
+        # should be of about one length.
         with code.loop(part * QUERIES, sizes.queries, parts * QUERIES) as first:
             count = code.least(sizes.queries - first, QUERIES)
             index = (batch * sizes.queries + first) * sizes.heads + head
@@ -71,6 +74,8 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
                     of.multiply(scores, *where)
                     complete(job, of_head, scores, *where, bounds)
                     weigh(code, scores, tops, sums, shrink, n_keys, count)
+                    # After `weigh` has added to the sums: dropout acts on normalised weights, so the divisor counts
+                    # dropped keys, too.
                     with code.when(job[words.DROPPED] != 0):
                         draw(code, job, of_head, factors, *where)
                         multiply(code, factors, scores, n_keys, count)
@@ -86,19 +91,27 @@ def _write_rows(
     code = job.code
     with code.loop(0, count) as i:
         top, total, shrunk = (code.variable(one) for one in (tops[i], sums[i], 1.0))
+        # A query that saw only NaN has the largest score -inf, too, but the sum NaN: it stays NaN. One without keys
+        # gets zeros.
         is_hidden = (top.get() == _NONE) & (total.get() == total.get())
         with code.either(is_hidden) as (hidden, seen):
             with hidden:
                 top.set(code.value(0.0))
                 total.set(code.value(0.0))
             with seen, code.when(job[words.SINKS] != 0):
+                # A sink is a score without a value: it joins the largest score and the sum, and so only shrinks the
+                # context.
                 sink = Array(code, job[words.SINK])[of_head]
                 largest = code.largest(sink, top.get())
                 shrunk.set(exp(top.get() - largest))
                 total.set(total.get() * shrunk.get() + exp(sink - largest))
                 top.set(largest)
+        # The context is divided by the sum once, behind the last key, not at every block (FlashAttention-2, section
+        # 3.1).
         share = code.choose(total.get() != 0.0, shrunk.get() / total.get(), 0.0)
         of.write(i, share, index + i * job[words.HEADS])
         of_row = of_head * job[words.QUERIES] + first + i
+        # Both, not their log-sum-exp, from which weights are recomputed with its rounding error: with scores of 50
+        # torch's kernel loses 3 to 15 units of the last place in gradients of values, where the formula itself loses 1.
         Array(code, job[words.TOP])[of_row] = top.get()
         Array(code, job[words.TOTAL])[of_row] = total.get()

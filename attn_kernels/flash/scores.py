@@ -55,6 +55,8 @@ def complete(
     If given, `slopes` receive the derivative of the cap.
     """
     code, block = job.code, (scores, first, count, start, n_keys)
+    # The order matters: capped, a hidden score would be -softcap, which is visible, and a bias in front of the cap
+    # would be capped as well.
     with code.when(job[words.CAPPED] != 0):
         softcap = float_in(job, words.SOFTCAP)
         cap(code, scores, softcap, 0 if slopes is None else slopes, n_keys, count, differentiates=slopes is not None)
@@ -181,6 +183,7 @@ def _hide_masked(
     def square(j: Value, i: Value) -> None:
         seen, unseen = (code.vector(number, LANES) for number in (0.0, _HIDDEN))
         of_lines = [hidden(i + line, j, ir.VectorType(_BYTE, LANES)) for line in range(LANES)]
+        # `transpose_registers` takes float32 alone: each byte becomes 0 or -inf first.
         lines = [code.choose(of_line, unseen, seen) for of_line in of_lines]
         for key, numbers in enumerate(transpose_registers(code, lines)):
             score = _score(scores, j + key, i)
@@ -193,6 +196,7 @@ def _hide_masked(
     with code.either(of_query == 0) as (for_all, for_each):
         with for_all, code.loop(0, n_keys) as j, code.when(hidden(code.value(0), j, _BYTE)):
             fill(code, _score(scores, j, code.value(0)), QUERIES, _HIDDEN)
+        # Where all keys share a byte, a register of neighbouring bytes would be those of other queries.
         with for_each, code.either(of_key == 0) as (alike, apart):
             with alike, code.loop(0, n_keys) as j, code.loop(0, count) as i:
                 single(j, i)
@@ -219,6 +223,8 @@ def may_see(job: Array, sequence: Value, first: Value, count: Value, start: Valu
         of_queries, of_keys = ids_of(job, sequence)
         _find_ends(code, of_queries + 4 * first, count, ends)
         _find_ends(code, of_keys + 4 * start, n_keys, ends.at(2))
+        # Ranges of numbers that intersect need not have a number in common: this may only say yes too often, and
+        # `_hide_other_documents` compares each pair.
         answer.set(code.choose((ends[0] <= ends[3]) & (ends[2] <= ends[1]), 1, 0))
     return answer.get() != 0
 

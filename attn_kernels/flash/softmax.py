@@ -15,6 +15,8 @@ from ..compiler.language import FLOAT, Code, Value, routine
 from ..compiler.processor import LANES
 from ..vectors.exponentials import exp, tanh
 
+# `registers` goes through a row `TOGETHER` registers at a time, so 64 must be a multiple of `TOGETHER * LANES` (64 with
+# AVX-512, 32, 16): a step beyond the row would write into that of the next key.
 QUERIES = 64
 """Queries that go through the keys together: a whole number of registers on every processor."""
 
@@ -65,7 +67,11 @@ def weigh(code: Code, scores: Value, tops: Value, sums: Value, shrink: Value, co
         new = [code.variable(top) for top in old]
         with code.loop(0, count * _ROW, _ROW) as row:
             for lane, top in zip(lanes, new, strict=True):
+                # `largest` returns its second operand for a NaN: the shift stays a number, and the NaN reaches the sum
+                # through its own weight.
                 top.set(code.largest(code.load(scores + lane + row, _VECTOR), top.get()))
+        # A query that has seen no key has the largest score -inf, and -inf - -inf is NaN. Relative to 0 its weights are
+        # exp(-inf) = 0.
         safe = [code.choose(top.get() > float("-inf"), top.get(), 0.0) for top in new]
 
         def add(v: int, row: Value, total: Value) -> Value:
@@ -75,6 +81,8 @@ def weigh(code: Code, scores: Value, tops: Value, sums: Value, shrink: Value, co
             return total + weight
 
         for lane, top, before, now, total in zip(lanes, new, old, safe, _sums(code, count, add), strict=True):
+            # The correction of an online softmax (arXiv 1805.02867), exp(old - new); 0 before the first key, where sum
+            # and context are 0 as well.
             factor = exp(before - now)
             code.store(code.times_plus(code.load(sums + lane, _VECTOR), factor, total), sums + lane)
             code.store(factor, shrink + lane)
@@ -108,6 +116,7 @@ def differentiate(code: Code, weights: Value, d_weights: Value, slopes: Value, c
             for lane, slope in zip(lanes, loaded, strict=True):
                 address = d_weights + lane + row
                 weight = code.load(weights + lane + row, _VECTOR)
+                # The derivative of softmax: dS = P (dP - sum(P dP)), the sum being the slope.
                 code.store(weight * (code.load(address, _VECTOR) - slope), address)
 
 
@@ -123,6 +132,7 @@ def cap(
                 capped = tanh(code.load(scores + lane + row, _VECTOR) * inverse)
                 code.store(capped * bound, scores + lane + row)
                 if differentiates:
+                    # d/dx softcap * tanh(x / softcap) = 1 - tanh(x / softcap)**2: the two factors cancel.
                     code.store(1.0 - capped * capped, slopes + lane + row)
 
 

@@ -24,6 +24,8 @@ _GROUP = 2 * ROWS
 
 def _sees_all(job: Array, first: Value, count: Value, start: Value, n_keys: Value) -> Value:
     """Return whether all queries from `first` on see all `n_keys` keys from `start` on."""
+    # Neither bound goes back from one query to the next: the last query has the latest start, the first the earliest
+    # end.
     low, high = seen_by(job, first + count - 1)[0], seen_by(job, first)[1]
     return (low <= start) & (start + n_keys <= high)
 

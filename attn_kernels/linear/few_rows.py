@@ -80,6 +80,7 @@ def finish(code: Code, job: Array, sequences: Value) -> None:
     """Add up the parts' sums, when all are done."""
     rows, columns, kind = job[words.QUERIES], job[words.VALUE_DEPTH], numbers_of(job)
     whole = _sums(job, code.value(0))
+    # In the order of the parts, whichever thread made them: the bits do not depend on the number of threads.
     with code.loop(1, job[words.PARTS]) as part:
         add_row(code, _sums(job, part), rows * columns, 1.0, whole)
     write_row(code, whole.address, rows * columns, 1.0, job[words.CONTEXT], kind.kind)

@@ -27,7 +27,10 @@ def widened(kind: str, value: Value) -> Value:
 def nearest_bits(value: Value) -> Value:
     """Return bits whose upper half is the bfloat16 that is nearest to a float32, ties to even."""
     bits = value.bits_as(like(value.type, _INT))
+    # Half a unit of the upper half, less one bit where that half is even: a tie then rounds up only from an odd number.
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    # Rounded, the low digits of a NaN could carry into the exponent or vanish, which makes an infinity; the quiet bit
+    # is in the upper half.
     return value.code.choose(value != value, bits | 0x400000, rounded)
 
 

@@ -74,6 +74,8 @@ def product(
     if code.module.pairs == "amx":
         _by_tiles(code, *sizes, adds=adds)
     elif code.module.pairs == "avx512bf16":
+        # 4 * 4 and 8 * 2 are 16 sums of 32 registers; what is left of the columns is a multiple of 16, so 8 * 1 ends
+        # it.
         _by_rows(code, *sizes, adds=adds, lanes=16, tiles=((4, 4), (8, 2), (8, 1)), multiply=_with_avx512)
     else:
         _by_rows(code, *sizes, adds=adds, lanes=LANES, tiles=((4, 2), (4, 1)), multiply=_with_floats)
@@ -86,6 +88,8 @@ def _configuration(code: Code) -> Value:
     """Return the address of the configuration in which all tiles are whole."""
     variable = code.module.globals.get("tiles")
     if variable is None:
+        # Operand of LDTILECFG, 64 bytes: palette 1, then from byte 16 on the bytes of a row of each tile (16 bits
+        # each), and from byte 48 on the rows of each; the palette has 8 tiles, the operand room for 16.
         unused = 16 - _TILES
         sizes = bytes([1] + [0] * 15) + (bytes([4 * _TILE, 0]) * _TILES + bytes(2 * unused))
         sizes += bytes([_TILE]) * _TILES + bytes(unused)
@@ -110,6 +114,7 @@ def _by_tiles(
     adds: bool,
 ) -> None:
     """Compute a product in four tiles at once, of two tiles of each side."""
+    # All 8 tiles: 2 * 2 products per step need 2 + 2 loads; with a single sum, every product would need 2.
     sums, of_left, of_right = range(4), (4, 5), (6, 7)
 
     def with_tile(what: str, tile: int, *operands: ir.Value) -> None:
@@ -192,6 +197,7 @@ def _with_avx512(pair: Value, of_right: list[Value], sums: list[Value]) -> list[
 def _with_floats(pair: Value, of_right: list[Value], sums: list[Value]) -> list[Value]:
     code, results = pair.code, []
     for pairs_of_right, total in zip(of_right, sums, strict=True):
+        # A bfloat16 is the upper half of a float32: shifted up, or with the lower half masked, it is that number.
         left_low, right_low = ((words << 16).bits_as(total.type) for words in (pair, pairs_of_right))
         left_high, right_high = ((words & _UPPER).bits_as(total.type) for words in (pair, pairs_of_right))
         results.append(code.times_plus(left_high, right_high, code.times_plus(left_low, right_low, total)))
