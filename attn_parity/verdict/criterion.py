@@ -72,6 +72,8 @@ def decide(
     """
     allowed = [allowed_meaning(one, dtype) for one in measures]
     shares = [(one.meaning or 0.0) / limit for one, limit in zip(measures, allowed, strict=True)]
+    # Inputs drawn to be hard lose digits in right code, too: they count for the meaning, which is compared in float64,
+    # alone.
     plain = [one for one in measures if not one.stress]
     first_used, second_used = precision_used(plain, noise)
     judged = [used for side, used in (("first", first_used), ("second", second_used)) if side in sides]
@@ -97,6 +99,8 @@ def decide(
         second_ulps=_rms([one.second_square for one in plain]),
         count=sum(one.count for one in measures),
     )
+    # From here on the order decides which cause a message names. Elements that are not finite on one side come first:
+    # distances leave them out, so that no later step would see them.
     bad = [one for one in measures if one.mismatched]
     if bad:
         count = sum(one.mismatched for one in bad)
@@ -104,6 +108,7 @@ def decide(
         return _with(base, "different", bad[0], message, bad=count)
     if not any(one.finite for one in measures) and base.count:
         return _with(base, "inconclusive", measures[0], "no element is finite on both sides, so nothing was compared")
+    # Before precision: a side that computes something else is also far from the other in low precision.
     if meaning_used > 1.0:
         worst = measures[by_meaning]
         message = (
@@ -121,6 +126,7 @@ def decide(
             f"{shown(labels[side])} loses more than its share: its rounding error is {mine:.3g} ulps, "
             f"the other side's {other:.3g}{_at(worst, labels)}"
         )
+        # Without float64 results rounding and meaning look alike; 100 times the allowance is not rounding.
         if not distances and max(judged) > 100.0:
             verdict = "different"
             message = f"the results differ by far more than rounding{_at(worst, labels)}"
@@ -138,6 +144,7 @@ def agree(first: Array, second: Array, dtype: str, kind_scale: float, earlier: S
     Non-finite differences count as disagreement.
     """
     own_scale = scale_of([first])
+    # A tensor that is zero in exact arithmetic holds rounding errors alone, which are no scale; see `measures.measure`.
     scale = own_scale if own_scale > 1e-6 * kind_scale else kind_scale
     allowed = GROUP_FACTOR * max(one.first_max + one.second_max for one in earlier) + FLOOR_ULPS
     limit = allowed * unit_of(dtype) * scale
@@ -162,6 +169,8 @@ def precision_used(measures: Sequence[Measure], noise: float = 0.0) -> tuple[flo
             other_square = float(np.mean([getattr(one, f"{other}_square") for one in group]))
             top = max(getattr(one, f"{mine}_max") for one in group)
             other_top = max(getattr(one, f"{other}_max") for one in group)
+            # Each group is divided by its own size, so that all count alike: undivided, one ill-conditioned group would
+            # be the whole sum. 1.0: both sides are exact, and only the floor is left.
             size = math.sqrt(square + other_square) or 1.0
             top_size = max(top, other_top) or 1.0
             normal.append(square / size**2)
@@ -169,6 +178,7 @@ def precision_used(measures: Sequence[Measure], noise: float = 0.0) -> tuple[flo
             largest.append(top / top_size)
             other_largest.append(other_top / top_size)
             floors.append((floor / size, floor / top_size))
+            # Pooled over many good groups, one bad group could hide; alone it may be `GROUP_FACTOR` times further off.
             allowed = GROUP_FACTOR * (RMS_LIMIT * math.sqrt(other_square) + floor)
             single = max(single, math.sqrt(square) / allowed)
         pooled_floor, top_floor = (float(np.mean(column)) for column in zip(*floors, strict=True)) if floors else (1, 1)
