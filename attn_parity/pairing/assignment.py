@@ -62,7 +62,10 @@ class TensorSides:
             return np.zeros((len(self.first), len(self.second)))
         score = likeness(*self.names, numbers=numbers)
         places = [_places(names) for names in self.names]
+        # Ranks are in [0, 1), so this takes off less than 1e-3. Squares make the sum least where both sides are sorted
+        # alike (rearrangement inequality); with absolute differences many bijections would be equal.
         score -= 1e-3 * (places[0][:, None] - places[1][None, :]) ** 2
+        # Symmetric: either side may have the stack.
         score -= OTHER_LAYER * (_strays(self.first, self.second) | _strays(self.second, self.first).T)
         kinds = [list(dict.fromkeys(side)) for side in self.kinds]
         table = np.array([[bool(options(one, two, equal_names=False).ways) for two in kinds[1]] for one in kinds[0]])
@@ -99,6 +102,8 @@ class TensorSides:
             rows = [[path.startswith(f".{holder}." if holder else ".") for path in paths] for holder in number_of]
             inside.append(np.array(rows, np.float64).reshape(len(number_of), len(paths)))
             number.append([number_of[holder] for holder in holders])
+        # |A and B| as products of indicators, |A or B| = |A| + |B| - |A and B|; modules without settled pairs divide by
+        # 1, for an overlap of 0.
         both = inside[0] @ inside[1].T
         either = inside[0].sum(1)[:, None] + inside[1].sum(1)[None, :] - both
         overlap: Array = (both / np.maximum(either, 1.0))[np.ix_(*number)]
@@ -186,6 +191,8 @@ def best(scores: Array) -> list[int] | None:
 
     if scores.shape[0] != scores.shape[1]:
         return None
+    # scipy raises an error where infinite costs leave no assignment; a large finite cost lets it return its best, which
+    # the next check refuses.
     rows, columns = linear_sum_assignment(np.where(np.isfinite(scores), -scores, 1e6))
     if not np.isfinite(scores[rows, columns]).all():
         return None
@@ -211,6 +218,8 @@ def open_groups(scores: Array, assignment: Sequence[int]) -> list[list[int]]:
     matched = scores[np.arange(count), list(assignment)]
     permuted = scores[:, list(assignment)]
     with np.errstate(invalid="ignore"):
+        # What the sum of scores loses if i and j exchange their counterparts. Where shapes forbid that, it is infinite,
+        # not a tie.
         loss = matched[:, None] + matched[None, :] - permuted - permuted.T
     close = np.isfinite(loss) & (loss < MARGIN)
     groups, left = [], set(range(count))
@@ -243,6 +252,7 @@ def arranged(
         if in_order:
             counterparts.sort()
             rank = np.arange(len(group)) / len(group)
+            # Squared, for the reason given in `likeness`.
             suits = scores[np.ix_(group, counterparts)] - IN_ORDER * (rank[:, None] - rank) ** 2
         for i, position in zip(group, best(suits) or (), strict=False):
             arrangement[i] = counterparts[position]

@@ -139,6 +139,8 @@ def settle(
     distances = _distances(tried, probe, first if is_ordered else None)
     tried = tried[: len(distances)]
     nearest = min((one for one in distances if not math.isnan(one)), default=math.inf)
+    # Absolute where a pairing agrees; relative to the nearest where float32 tables keep all from agreeing; else 0.0,
+    # which no distance is below.
     bound = AGREE if nearest < AGREE else FURTHER * nearest if nearest < NEAR else 0.0
     agreeing = [candidate for candidate, distance in zip(tried, distances, strict=True) if distance < bound]
     is_alone = sum(distance < ALIKE * nearest for distance in distances) == 1
