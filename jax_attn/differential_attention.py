@@ -129,9 +129,11 @@ class DifferentialAttention(nnx.Module):
         wide, start = functional.wide_dtype(contexts), self.config.lambda_init
         first = (self.lambda_q1.astype(wide) * self.lambda_k1.astype(wide)).sum()
         second = (self.lambda_q2.astype(wide) * self.lambda_k2.astype(wide)).sum()
+        # lambda = exp(q1 k1) - exp(q2 k2) + lambda_init: learned as a difference, it may also fall below its start.
         part = jnp.exp(first) - jnp.exp(second) + start
         difference = contexts[0].astype(wide) - part * contexts[1].astype(wide)
         mean_square = (difference * difference).mean(-1, keepdims=True)
+        # The paper's fixed factor 1 - lambda_init: it aligns gradients with those of a plain transformer.
         return ((1.0 - start) * difference * jax.lax.rsqrt(mean_square + self.config.norm_eps)).astype(contexts.dtype)
 
     def _by_pairs(self, attention_mask: Mask | Array | None) -> Mask | None:
@@ -160,5 +162,7 @@ class DifferentialAttention(nnx.Module):
 def _beside_zeros(query: Float[Array, "n b t p g c"]) -> Float[Array, "b t h e"]:
     """Give the queries of both maps the width of two keys, with zeros in the other's place."""
     zeros = jnp.zeros_like(query[0])
+    # Scores over both keys at once: zeros in the place of the other key leave each query its own. So one call of
+    # attention computes both softmaxes, and values are read once.
     both = jnp.stack([jnp.concatenate([query[0], zeros], -1), jnp.concatenate([zeros, query[1]], -1)], 3)
     return rearrange(both, "b t p n g c -> b t (p n g) c")

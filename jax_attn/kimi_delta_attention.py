@@ -120,7 +120,9 @@ class KimiDeltaAttention(nnx.Module):
                 self.W_gate_up(self.W_gate_down(batch)),
             )
         )
+        # Keys of length 1: with a beta of 1, k k^T takes away just what is stored under k, and the state cannot grow.
         query, key = recurrence.unit_length(query), recurrence.unit_length(key)
+        # A decay per channel of the key, where Gated DeltaNet has one per head; A_log stays one per head.
         dt_bias = self.dt_bias.reshape(alpha.shape[2:])
         context, state = recurrence.gated_delta_rule(
             query * self.config.head_dim**-0.5,
@@ -130,6 +132,8 @@ class KimiDeltaAttention(nnx.Module):
             jax.nn.sigmoid(self.W_beta(batch).astype(key.dtype)),
             state=None if cache is None else cache.state,
             form=form or self.form,
+            # A decay per channel and pair of tokens: a chunk takes the square of its tokens times the channels in
+            # memory.
             chunk_size=CHANNEL_CHUNK_SIZE,
             **functional.attention_arguments(self),
         )

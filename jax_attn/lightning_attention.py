@@ -115,6 +115,7 @@ class LightningAttention(nnx.Module):
             rearrange(jax.nn.silu(project(batch)), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)
         )
+        # Fixed by head and layer, not learned: `decay_rates` of the config.
         rates = jnp.asarray(self.config.decay_rates, functional.wide_dtype(value))
         context, state = decayed.decayed_attention(
             query,

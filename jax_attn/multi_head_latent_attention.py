@@ -113,6 +113,7 @@ class MultiHeadLatentAttention(nnx.Module):
         if config.position is not None:
             tables = rotary_tables(config.position, at, config.rope_dim, functional.wide_dtype(batch))
             query_rope = apply_rotary(query_rope, *tables, config.position.pairing)
+            # Rotated before the cache holds it: positions of earlier tokens are not needed again.
             key_rope = apply_rotary(key_rope, *tables, config.position.pairing)
         latent, mask = jnp.concatenate([latent, key_rope], -1), config.mask.restrict(attention_mask)
         index = self._index_keys(batch, tables, latent)
@@ -123,6 +124,9 @@ class MultiHeadLatentAttention(nnx.Module):
         mask = self._choose(asking, batch, index, tables, mask)
         options = {"mask": mask, "scale": config.scale, "return_weights": return_weights}
         options |= functional.attention_arguments(self)
+        # For one token, making keys and values of all S cached latents takes S times the two projections; absorbed,
+        # these apply once, to the query and to the context. For many tokens attention over latents is wider, and costs
+        # more.
         if absorbed or (absorbed is None and cache is not None and batch.shape[1] == 1):
             context, weights = self._absorbed(query_nope, query_rope, latent, options)
         else:
@@ -176,6 +180,8 @@ class MultiHeadLatentAttention(nnx.Module):
         used as cached, without a copy.
         """
         width, heads = self.config.latent_dim, self.config.num_heads
+        # q (W_k l) = (q W_k) l, and the average of W_v l is W_v times the average of l. Between query and rotary key
+        # there is a rotation by position, so that part stays apart (section 2.1.3).
         to_key = rearrange(functional.matrix(self.W_key, latent, width), "l (h c) -> l h c", h=heads)
         to_value = rearrange(functional.matrix(self.W_value, latent, width), "l (h c) -> l h c", h=heads)
         query = jnp.concatenate([einsum(query_nope, to_key, "b t h c, l h c -> b t h l"), query_rope], -1)

@@ -134,9 +134,11 @@ class DifferentialAttention(Resettable):
         wide, start = functional.wide_dtype(contexts), self.config.lambda_init
         first = (self.lambda_q1.to(wide) * self.lambda_k1.to(wide)).sum()
         second = (self.lambda_q2.to(wide) * self.lambda_k2.to(wide)).sum()
+        # lambda = exp(q1 k1) - exp(q2 k2) + lambda_init: learned as a difference, it may also fall below its start.
         part = torch.exp(first) - torch.exp(second) + start
         difference = contexts[0].to(wide) - part * contexts[1].to(wide)
         mean_square = (difference * difference).mean(-1, keepdim=True)
+        # The paper's fixed factor 1 - lambda_init: it aligns gradients with those of a plain transformer.
         return ((1.0 - start) * difference * torch.rsqrt(mean_square + self.config.norm_eps)).to(contexts.dtype)
 
     def _by_pairs(self, attention_mask: Mask | Bool[Tensor, "..."] | None) -> Mask | None:
@@ -165,5 +167,7 @@ class DifferentialAttention(Resettable):
 def _beside_zeros(query: Float[Tensor, "n b t p g c"]) -> Float[Tensor, "b t h e"]:
     """Give the queries of both maps the width of two keys, with zeros in the other's place."""
     zeros = torch.zeros_like(query[0])
+    # Scores over both keys at once: zeros in the place of the other key leave each query its own. So one call of
+    # attention computes both softmaxes, and values are read once.
     both = torch.stack([torch.cat([query[0], zeros], -1), torch.cat([zeros, query[1]], -1)], 3)
     return rearrange(both, "b t p n g c -> b t (p n g) c")

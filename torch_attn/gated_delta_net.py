@@ -111,6 +111,7 @@ class GatedDeltaNet(Resettable):
         mixed = torch.cat([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
         mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
         key_width = self.config.key_width
+        # Keys of length 1: with a beta of 1, k k^T takes away just what is stored under k, and the state cannot grow.
         query, key = (
             recurrence.unit_length(rearrange(one, "b t (h c) -> b t h c", h=self.config.num_heads))
             for one in (mixed[..., :key_width], mixed[..., key_width : 2 * key_width])
@@ -129,6 +130,7 @@ class GatedDeltaNet(Resettable):
             form=form or self.form,
             **functional.attention_arguments(self),
         )
+        # The norm goes over the channels of each head, before the gate (norm, then gate; Mamba-2 gates first).
         gated = self.norm(context.to(self.norm.scale.dtype)).to(key.dtype) * nn.functional.silu(gate.to(key.dtype))
         output = self.out_proj(rearrange(gated.to(value.dtype), "b t h c -> b t (h c)"))
         cache = cache if cache is None else cache.advance(state, conv_state, batch.shape[1])

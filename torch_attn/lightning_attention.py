@@ -114,6 +114,7 @@ class LightningAttention(Resettable):
             rearrange(nn.functional.silu(project(batch)), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)
         )
+        # Fixed by head and layer, not learned: `decay_rates` of the config.
         rates = torch.tensor(self.config.decay_rates, dtype=functional.wide_dtype(value), device=value.device)
         context, state = decayed.decayed_attention(
             query,

@@ -82,13 +82,18 @@ class LightningIndexer(Resettable):
         """
         config = self.config
         queries, keys = x.shape[1], key.shape[1]
+        # As many keys as may be chosen: all of them are, and the scores need not be computed.
         if functional.is_at_most(keys, config.top_k):
             return mask
         query = rearrange(self.W_index_query(asking), "b t (h c) -> b t h c", h=config.num_heads)
         query = query if tables is None else apply_rotary(query, *tables, config.pairing)
         wide = functional.wide_dtype(x)
         query, key, weights = (functional.constant(part, wide) for part in (query, key, self.W_index_weights(x)))
+        # I(t, s) = sum over heads of w(t, h) relu(q(t, h) k(s)), the paper's equation 1. The two factors, those of the
+        # published code, are equal for all keys and change no choice.
         scores = einsum(query, key[:, :, 0], "b t h c, b s c -> b t h s") * config.head_dim**-0.5
         scores = einsum(torch.relu(scores), weights * config.num_heads**-0.5, "b t h s, b t h -> b t s")
         visible = functional.visible_keys(mask, (x.shape[0], num_heads, queries, keys), scores)
+        # Hidden keys are -inf first, so that they take none of the places; and hidden again, as a query that sees few
+        # keys has places left.
         return visible & functional.largest(torch.where(visible, scores[:, None], -torch.inf), config.top_k)

@@ -109,6 +109,8 @@ class LinearAttention(Resettable):
             context = recurrence.average(weights, value)
         else:
             visible = recurrence.visible_tokens(attention_mask, batch, cache)
+            # Hidden keys have features of 0: they add nothing to the sums, nor to the divisor. Values are zeroed as
+            # well, as 0 times NaN is NaN.
             key, value = recurrence.without(key, visible), recurrence.without(value, visible)
             state = None if cache is None else cache.state
             arguments = {"state": state, "form": form or self.form, **functional.attention_arguments(self)}

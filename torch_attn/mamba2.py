@@ -67,6 +67,7 @@ class Mamba2(Resettable):
         self.W_step = linear(d_in, heads, use_bias, **options)
         self.conv1d = ShortConvolution(config.conv_width, config.conv_size, config.conv_bias, **options)
         self.dt_bias = nn.Parameter(decayed.initial_step_bias(uniform((heads,), **options)))
+        # A = -exp(A_log) starts uniform in [-16, -1], as published.
         self.A_log = nn.Parameter(torch.log(1.0 + 15.0 * uniform((heads,), **options)))
         self.D = nn.Parameter(torch.ones(heads, device=device, dtype=dtype))
         self.norm = GatedNorm(config.width, config.norm_groups, config.eps, config.norm_order, **options)
@@ -111,6 +112,7 @@ class Mamba2(Resettable):
             cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         visible = recurrence.visible_tokens(attention_mask, batch, cache)
         batch = recurrence.without(batch, visible)
+        # The convolution goes over value, key and query, whose projections are neighbours in the published layer.
         # Gate and step are projected where they are used: both at once would be the peak of memory.
         gate_scale, value_scale, key_scale, query_scale, step_scale = self.config.projection_scales
         mixed = torch.cat(
@@ -137,12 +139,14 @@ class Mamba2(Resettable):
         context, state = decayed.decayed_attention(
             query,
             key,
+            # Discretised: the step scales what is written, and exp(-exp(A_log) * step) is what remains.
             wide * steps[..., None],
             -torch.exp(self.A_log.to(steps.dtype)) * steps,
             state=None if cache is None else cache.state,
             form=form or self.form,
             **functional.attention_arguments(self),
         )
+        # The skip connection of the paper, D x: the value before its step.
         context = context + self.D.to(steps.dtype)[:, None] * wide
         normed = self.norm(rearrange(context, "b t h c -> b t (h c)"), _scaled(self.W_gate(batch), gate_scale))
         output = self.out_proj(normed.to(value.dtype))

@@ -124,6 +124,7 @@ def linear_attention(
         context, state = sharding.recur(run, (query, key, value), state, chunk_size)
     else:
         context, state = run(query, key, value, state, chunk_size)
+    # The channel of ones has gone through the same sums as the values: it is the sum of the weights.
     total = context[..., -1:]
     return _share(context[..., :-1], _divisor(total)), state
 
@@ -290,10 +291,14 @@ def _delta_chunks(
     query, key, value = (chunks.cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
     log_decay, beta = (chunks.cut(array, "b (n t) h ... -> n (b h) t ...", chunk_size) for array in (log_decay, beta))
     weigh = _weigh_by_channel if log_decay.ndim == 4 else _weigh_by_head
+    # u_t, what token t writes, depends on the earlier ones of its chunk: with K K^T decayed below the diagonal as L,
+    # and S the state before the chunk, (1 + beta L) U = beta (V - since_start K S). So U = written - erased S, and
+    # `written` and `erased` need no state.
     overlap, inside, until_end, since_start = weigh(query, key, log_decay)
     solved = _inverse(beta[..., None] * overlap) * beta[..., None, :]
     written, erased = solved @ value, solved @ (key * since_start)
     end = since_start[..., -1, :, None]
+    # A token reads the state since the start of the chunk, and its key adds to the state at the end of it.
     sequences = (query * since_start, key * until_end, written, erased, inside, end)
     state, context = chunks.scan(_delta_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
     state = rearrange(state, "(b h) c v -> b h c v", h=heads)
@@ -385,6 +390,7 @@ def _linear_token(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
 def _linear_chunks(query: Array, key: Array, value: Array, state: Array, chunk_size: int) -> tuple[Array, Array]:
     tokens, heads = value.shape[1:3]
     query, key, value = (chunks.cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
+    # The lower triangle with its diagonal: a token attends to itself, too.
     inside = query @ key.mT
     sequences = (query, key, value, jnp.tril(inside))
     state, context = chunks.scan(_linear_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)

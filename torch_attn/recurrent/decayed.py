@@ -116,11 +116,14 @@ def _decayed_chunks(
         rearrange(log_decay, "b t (k g) -> b t k g", g=groups), "b (n t) k g -> n (b k) g t", chunk_size
     )
     decay = chunks.decay_between(log_decay)
+    # The blocks of the semiseparable matrix (arXiv 2405.21060, section 6): those on the diagonal are attention within a
+    # chunk, weighed by decay; those below go through the states at the ends of chunks.
     inside = ((query @ key.mT)[:, :, None] * decay) @ value
     until_end = rearrange(value * decay[..., -1, :, None], "n b g t v -> n b t (g v)")
     since_start = torch.exp(log_decay.cumsum(-1))[..., None]
     state = rearrange(state, "b (k g) c v -> (b k) g c v", g=groups)
     written = rearrange(key.mT @ until_end, "n b c (g v) -> n b g c v", g=groups)
+    # The only step that is sequential: one per chunk, not one per token.
     state, before = chunks.scan(_decayed_chunk, state, (written, since_start[..., -1:, :]))
     read = query @ rearrange(before, "n b g c v -> n b c (g v)")
     context = inside + rearrange(read, "n b t (g v) -> n b g t v", g=groups) * since_start
