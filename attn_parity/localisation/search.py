@@ -136,6 +136,8 @@ class _Search:
     def found(self, directions: Sequence[Direction]) -> Localisation:
         """Try every pair (for precision: along the way down), and follow the first that is at fault to the bottom."""
         self._try_all()
+        # Only the whole module decides whether there is a fault: a submodule may differ where the code around makes up
+        # for it.
         direction = next((one for one in directions if self._guilty(self.root, one)), None) or self._lossy()
         if direction is None:
             return self._found_in_whole_numbers()
@@ -207,8 +209,11 @@ class _Search:
         if self.aim == "precision":
             return
         whole = {"forward": self.root.forward, "backward": self.root.backward}
+        # The larger the difference of the whole, the less a rounding error inside can have caused it (`CAUSE`).
         self.limits = {key: self._limit(value) for key, value in whole.items()}
         if not any(self._guilty(self.root, key) for key in ("forward", "backward")):
+            # The verdict found a difference, and this sample shows none above the limit: a cause may be smaller than
+            # what it grows to on other samples.
             self.least = 0.01 * LIMIT
             self.limits = {key: self._limit(value) for key, value in whole.items()}
         total = sum(1 for _ in walk(self.root))
@@ -329,6 +334,8 @@ class _Search:
         inner = list(self._judged(node))
         bad = [child for child in inner if self._guilty(child, direction)]
         if direction == "backward":
+            # A submodule whose outputs differ hands on other numbers, and its gradients differ for that alone: those
+            # with equal outputs are likelier the cause.
             bad = [child for child in bad if not self._guilty(child, "forward")] or bad
         if self.aim == "precision":  # a neighbour may be a little beyond by chance, or by what it is fed
             shares = [child.error(direction) or 0.0 for child in bad]
@@ -336,6 +343,7 @@ class _Search:
             bad = [child for child, used in zip(bad, shares, strict=True) if used >= least]
         if bad and direction == "forward" and self.aim == "meaning":
             bad = self._unhealed(node, bad)
+        # The first in the direction of the pass: gradients arrive from the last call.
         return (min if direction == "forward" else max)(bad, key=lambda child: child.order) if bad else None
 
     def _reshaped_before(self, node: Node, bad: Node) -> Node | None:
@@ -394,6 +402,7 @@ class _Search:
             following = next_of(step, steps, calls)
             made_up_for = (
                 following is not None
+                # `is False`: None, where nothing can be compared, must not excuse it.
                 and following.differs("inputs", limit) is False
                 and (len(bad) > 1 or step.hands_on_to(following, limit))
             )

@@ -133,6 +133,8 @@ class Flash(TorchDispatchMode):
             return _backward_of_attention(
                 func, named, weights, factor, lambda gradient: (weights * gradient).sum(-1, True)
             )
+        # The kernels take sum(P dP) as the dot product of the output and its gradient (FlashAttention-2, algorithm 2);
+        # its rounding errors do not cancel those of P dP.
         products = _gradient(named).to(scores.dtype) * named["out"].to(scores.dtype)
         slope = self._rounded(products.sum(-1, keepdim=True), products.abs().sum(-1, keepdim=True))
         return _backward_of_attention(
@@ -168,6 +170,7 @@ def _stage_of(packet: Any, named: dict[str, Any]) -> Literal["", "forward", "bac
 def _formula(scores: Tensor, dim: int, safe: bool, seed: int = 0) -> Tensor:
     total = torch.logsumexp(scores, dim, keepdim=True)
     weights = torch.exp(_recomputed(scores, seed) - total)
+    # A row without keys: -inf - -inf is NaN, and the kernels return zeros.
     return torch.where(total == -torch.inf, torch.zeros_like(weights), weights) if safe else weights
 
 
@@ -194,6 +197,8 @@ def _backward_of_softmax(gradient: Tensor, weights: Tensor, dim: int, dtype: tor
 
 def _inner(gradient: Tensor, weights: Tensor, dim: int) -> Tensor:
     """Return the common term of a row's gradients, for weights that need not sum to one."""
+    # exp(score - logsumexp) does not sum to 1 exactly, and the kernels normalise the output: sum(P dP) of the
+    # normalised weights is this quotient.
     return (gradient * weights).sum(dim, keepdim=True) / _not_zero(weights.sum(dim, keepdim=True))
 
 
@@ -218,6 +223,8 @@ def _scores(named: dict[str, Any]) -> tuple[Tensor, float]:
     if added is not None:
         scores = torch.where(added, scores, -torch.inf) if added.dtype == torch.bool else scores + added.to(wide)
     if named.get("is_causal"):
+        # Upper left: query i sees keys up to i, also where there are more keys than queries, as torch documents
+        # is_causal.
         shown = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = torch.where(shown, scores, -torch.inf)
     return scores, factor
@@ -259,6 +266,7 @@ def _backward_of_attention(
     of_weights = gradient @ _repeated(value.to(wide), query).transpose(-2, -1)
     of_scores = weights * (of_weights - inner(of_weights))
     gradients = [
+        # dS = P (dP - sum(P dP)); dQ = dS K, dK = dS^T Q, both times the scale; dV = P^T dO.
         (of_scores @ _repeated(key.to(wide), query) * factor).to(query.dtype),
         _summed(of_scores.transpose(-2, -1) @ query.to(wide) * factor, key),
         _summed(weights.transpose(-2, -1) @ gradient, value),
