@@ -103,6 +103,8 @@ def check_shape(path: object, name: str, shape: object) -> tuple[int, ...]:
         raise bad(path, f"{printable(name)} has {len(shape)} axes; at most {MAX_AXES} can be held")
     if any(size < 0 for size in shape):
         raise bad(path, f"{printable(name)} has a negative size in its shape {printable(list(shape))}")
+    # 16 bytes: complex128, the widest dtype. Sizes of 0 are left out, as a product of 0 would let the others be
+    # anything.
     if math.prod(size for size in shape if size) * 16 > MAX_BYTES:
         raise bad(path, f"{printable(name)} has the shape {printable(list(shape))}, which no file can hold")
     return tuple(shape)
@@ -147,6 +149,7 @@ def parse_json(data: bytes | memoryview, path: object, what: str) -> Any:
         raise bad(path, f"the {what} has {text}, which JSON has not")
 
     def real(text: str) -> float:
+        # 1e999 is JSON, and an infinity to Python.
         number = float(text)
         if not math.isfinite(number):
             raise bad(path, f"the {what} has the number {printable(text)}, which is too large")
@@ -155,6 +158,7 @@ def parse_json(data: bytes | memoryview, path: object, what: str) -> Any:
     data = bytes(data)
     if len(data) > MAX_HEADER:
         raise bad(path, f"the {what} has {len(data)} bytes; more than {MAX_HEADER} are not read")
+    # Before parsing: the objects take many times the memory of their text.
     if data.count(b"[") + data.count(b"{") > MAX_NODES:
         raise bad(path, f"the {what} has more than {MAX_NODES} lists and objects")
     try:
@@ -225,6 +229,7 @@ class File:
     @staticmethod
     def _identify(descriptor: _Descriptor) -> tuple[int, ...]:
         status = descriptor.status
+        # Size and time of modification as well: the same file may have been written to.
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     def _keep(self, descriptor: _Descriptor) -> None:

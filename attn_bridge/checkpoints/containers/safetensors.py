@@ -75,6 +75,7 @@ class SafetensorsReader(Reader):
         self._starts: dict[str, int] = {}
         if self._file.size < 8:
             raise bad(path, f"is no safetensors file: it has {self._file.size} bytes")
+        # Eight bytes, little-endian: the length of the JSON behind them.
         (length,) = struct.unpack("<Q", self._file.read(0, 8))
         if length > MAX_HEADER or 8 + length > self._file.size:
             from .mistaken import kind_of
@@ -120,6 +121,7 @@ class SafetensorsReader(Reader):
             if stop - start != info.nbytes:
                 raise bad(self.path, f"{printable(name)} needs {info.nbytes} bytes; its offsets hold {stop - start}")
             extents.append((start, stop, info))
+        # The format allows no holes: bytes that no tensor names could be a second file, of another format.
         extents.sort(key=lambda extent: extent[:2])
         end, before = 0, "the header"
         for start, stop, info in extents:
@@ -276,6 +278,7 @@ class SafetensorsWriter(Writer):
             self._starts[info.name] = end
             end += info.nbytes
         text = dump_json(self.path, header, ensure_ascii=False, separators=(",", ":"))
+        # Spaces after the JSON are allowed, and let the tensors begin at a multiple of 8 for readers that map them.
         text += b" " * (-len(text) % 8)
         if len(text) > MAX_HEADER:
             raise bad(self.path, f"a header would have {len(text)} bytes; more than {MAX_HEADER} are not read")
@@ -294,6 +297,7 @@ class SafetensorsWriter(Writer):
             target.fill(0, header)
             self._begun.add(file)
         self._open[file] = target
+        # A process may have few descriptors (often 1,024, 256 on macOS), and a checkpoint hundreds of shards.
         while len(self._open) > 32:
             oldest = next(iter(self._open))
             self._open[oldest].sync()

@@ -128,6 +128,7 @@ class Stored:
         count = TensorInfo(name, "uint8", shape).nbytes
         if count and (strided.offset + extent(shape, strided.strides)) * itemsize > member.size:
             raise bad(path, f"{shown} of shape {printable(list(shape))} is larger than its storage")
+        # Strides of 0 would let a small file stand for tensors of any size, which fill memory or the target.
         if count > member.size // itemsize:
             raise bad(path, f"{shown} of shape {printable(list(shape))} repeats a storage of "
                       f"{member.size // itemsize} elements (torch.Tensor.expand): save it .contiguous()")  # fmt: skip
@@ -319,6 +320,7 @@ class TorchWriter(Writer):
         """Write the remaining members, flush and close."""
         for info in self._order.rest():
             self._zip.begin(f"{self._prefix}data/{self._numbers[info.name]}", info.nbytes)
+        # Version 3 is that of torch 1.6 and later. The id is a constant, so that the same tensors make the same file.
         self._zip.add(self._prefix + "version", b"3\n")
         self._zip.add(self._prefix + ".data/serialization_id", b"0" * 40)
         self._zip.finish()

@@ -91,6 +91,8 @@ class TargetFile:
         """Write bytes at a position."""
         view = as_bytes(data)
         try:
+            # O_DIRECT takes whole pages alone: what is in front of the first and behind the last goes through the
+            # cache.
             first = -start % PAGE
             whole = (len(view) - first) // PAGE * PAGE
             if self._direct < 0 or whole < LARGE:
@@ -132,6 +134,8 @@ class TargetFile:
         for job in jobs:
             written = job.result()
             done += written
+            # A short block: later ones may be written as well, but `done` counts contiguous bytes, and the cache takes
+            # the rest again.
             if written < BLOCK and done < len(view):
                 os.close(self._direct)
                 self._direct = -1
@@ -146,6 +150,7 @@ class TargetFile:
             np.copyto(room, array)
             view = room.data
         try:
+            # A part of a page would leave the next offset unaligned.
             return os.pwrite(self._direct, view, start) // PAGE * PAGE
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
@@ -203,6 +208,7 @@ class Flusher:
             with contextlib.suppress(OSError):  # the writer flushes again at the end, and sees the error then
                 number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
+                    # Pages that are not on the disk yet are not dropped: flush first.
                     os.fdatasync(number)
                     for start, count in path_ranges:
                         os.posix_fadvise(number, start, count, os.POSIX_FADV_DONTNEED)

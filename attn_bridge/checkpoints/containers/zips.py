@@ -135,6 +135,7 @@ def members(file: File | Window) -> dict[str, Member]:
         method, packed, unpacked, lengths, more = struct.unpack_from("<8xH8xIIHH", local)
         if lengths != len(raw) or local[30:] != raw or method:
             raise bad(path, f"the member {printable(name)} of the zip is another one than its directory says")
+        # With flag 8 the sizes follow the data, and the header has zeros; with 64-bit sizes it has `FULL32`.
         if not info.flag_bits & 8 and not {packed, unpacked} <= {size, FULL32}:
             raise bad(path, f"the member {printable(name)} of the zip has another size than its directory says")
         start = offset + len(local) + more
@@ -175,6 +176,7 @@ def _entries(path: Path, directory: bytes, count: int) -> list[zipfile.ZipInfo]:
 
 def _directory(file: File | Window) -> tuple[int, int, int]:
     """Return where the directory begins, its bytes, and how many members it has."""
+    # The end record has 22 bytes, and behind it a remark of at most 65,535.
     tail_at = max(0, file.size - 22 - FULL16)
     tail = bytes(file.read(tail_at, file.size - tail_at))
     if bytes(file.read(0, min(4, file.size))) not in (LOCAL, END):
@@ -190,6 +192,7 @@ def _directory(file: File | Window) -> tuple[int, int, int]:
         raise bad(file.path, "the end of the zip is damaged")
     if end >= 20 and bytes(file.read(end - 20, 4)) == LOCATOR64:
         (wide,) = struct.unpack("<Q", file.read(end - 12, 8))
+        # 20 bytes of the locator, 56 of the 64-bit end record.
         if wide > end - 20 - 56:
             raise bad(file.path, "the end of the zip is damaged")
         record = bytes(file.read(wide, 56))
@@ -264,6 +267,7 @@ class Archive:
         info.header_offset, info.file_size, info.compress_size, info.CRC = self._at, size, size, 0
         begin = self._at + len(info.FileHeader())
         padding = -begin % self._align
+        # An extra field takes 4 bytes for its kind and length. "FB" and Z are torch's own padding.
         if 0 < padding < 4:
             padding += self._align
         if padding:

@@ -122,6 +122,7 @@ def work(
         staging_area.expect(nbytes, in_one_file=not writer.random_access)
         targets = [(piece, plan_of[piece.name]) for piece in left]
         _write(prepared, staging_area, writer, targets, job.task_bytes, run, advance, note, sole)
+        # Digests are of the bytes that were read: a source that changed meanwhile would pass every later check.
         if stamps(prepared.reader, anew=True) != files:
             raise CheckpointError(f"{prepared.reader.path} changed while it was read; convert it again")
         if sole is None:
@@ -253,6 +254,7 @@ def _write(
                 )
                 checks.append((check, array, open_piece, is_last, bits.nbytes, entry))
                 del bits, array
+                # One chunk may be on its way back while the next is written.
                 while len(checks) > int(sole is None):
                     settle()
             while checks:

@@ -69,6 +69,7 @@ def _table() -> list[int]:
     table = []
     for number in range(256):
         for _ in range(8):
+            # The polynomial of Castagnoli with its bits reversed, as the lowest bit comes first.
             number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)
         table.append(number)
     return table
@@ -86,6 +87,7 @@ def crc32c(data: bytes) -> int:
 
 
 def _framed(magic: int, body: bytes) -> bytes:
+    # Magic number (big-endian, all else little-endian), length of all, version 0 and compression 0, body, checksum.
     size = 4 + 8 + 2 + len(body) + 4
     data = struct.pack(">I", magic) + struct.pack("<Q", size) + b"\0\0" + body
     return data + struct.pack("<I", crc32c(data))
@@ -296,6 +298,7 @@ class _Tree:
     def _node(self, name: str, start: int, size: int) -> _Body:
         path = inside(self._folder, name, self._folder / MANIFEST)
         self._left -= size
+        # A node that names itself, or many that share one below, would be walked without end.
         if (name, start) in self._seen or self._left < 0:
             raise bad(path, "has a tree of OCDBT that is too large, or leads back to itself")
         self._seen.add((name, start))

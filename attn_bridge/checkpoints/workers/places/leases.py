@@ -53,11 +53,13 @@ class Lease:
             lease_data = self._store.get(self._key)
             if lease_data is None:
                 continue
+            # Its beat went on while we looked: the process lives, on whichever machine.
             if seen and lease_data != seen:
                 return False
             seen, lives = lease_data, _lives(lease_data)
             is_silent = time.monotonic() - since > PATIENCE
             if lives is False or (lives is None and is_silent):
+                # Another process may do the same: `put_if_absent` in the next round decides who is first.
                 self._store.delete([self._key])
             elif is_silent or not waits:  # one of this machine lives, however long it is kept from saying so
                 return False
@@ -109,6 +111,8 @@ def _process(number: int) -> dict[str, str | int]:
     with contextlib.suppress(OSError, IndexError):
         identity["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         identity["space"] = str(Path("/proc/self/ns/pid").readlink())
+        # Field 22, the start time in ticks, since process ids are used again; counted behind the last parenthesis, as
+        # the name of a command may have spaces.
         identity["born"] = Path(f"/proc/{number}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
     return identity
 

@@ -82,6 +82,7 @@ class LocalPlace(StagingPlace):
         deadline = time.monotonic() + staging.PATIENCE
         while True:
             try:
+                # Again in each round: the worker before may have published, and deleted the folder.
                 self.folder.mkdir(exist_ok=True)
             except OSError as error:
                 raise unwritable(self.folder, error) from None
@@ -92,6 +93,8 @@ class LocalPlace(StagingPlace):
             except OSError as error:
                 raise unwritable(self.folder, error) from None
             with handle:
+                # Between opening and locking the file may have been deleted: a lock on it would exclude nobody who
+                # opens the new one.
                 is_held = staging.lock(handle, is_shared=True)
                 if is_held and staging.is_same(handle, self.folder / name):
                     yield handle
@@ -122,6 +125,7 @@ class LocalPlace(StagingPlace):
         put(mine, job.to_json())
         try:
             with contextlib.suppress(FileExistsError):
+                # A link fails if the name exists: the first worker's job stays. A rename would replace it.
                 os.link(mine, self.folder / "job")
         except OSError:  # a file system without links
             if not (self.folder / "job").exists():
@@ -174,6 +178,7 @@ class LocalPlace(StagingPlace):
         """Return the entries of all journals."""
         entries: dict[Piece, list[JournalEntry]] = {}
         job = self.job()
+        # Journals of another plan are about other bytes at the same offsets.
         if job is not None and job.plan == plan:
             for path in sorted((self.folder / "journals").glob("*.jsonl")):
                 for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -207,6 +212,8 @@ class LocalPlace(StagingPlace):
     def publish(self, is_folder: bool) -> None:
         """Rename the payload onto the target."""
         job = self.job()
+        # Written before the first rename, with the plan: after a kill, `recover` knows that renames may be half done,
+        # and whose.
         put(self.folder / self._PUBLISHING, b"" if job is None else job.plan.encode())
         try:
             self._rename(is_folder)
@@ -222,6 +229,8 @@ class LocalPlace(StagingPlace):
         for path, name in ((own, "-manifest"), (kept, "-kept")):
             if os.path.lexists(path):  # those of an earlier target don't describe the new one
                 path.replace(self.folder / f"replaced{name}")
+        # A file replaces a file in one step. A folder replaces none, and nothing replaces a folder with files in it:
+        # the old target moves away first.
         if os.path.lexists(self.target) and (self.target.is_dir() or self.payload.is_dir()):
             self.target.replace(self.folder / "replaced")
         self.payload.replace(self.target)
@@ -229,6 +238,7 @@ class LocalPlace(StagingPlace):
             if (self.folder / "kept").exists():
                 (self.folder / "kept").replace(kept)
             (self.folder / "manifest").replace(own)
+        # A rename survives a power failure only once the folder is flushed.
         handle = os.open(self.target.parent, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -41,6 +41,7 @@ def check_place(reader: Reader, target: Path, staging: Path, is_folder: bool) ->
     except OSError:
         raise CheckpointError(f"{target} is a link to itself") from None
     for path in places:
+        # The rename onto the target, or the deletion of the staging folder, would take the source along.
         if path == source or source in path.parents or path in source.parents:
             shown = target if path == places[0] else staging
             raise CheckpointError(f"{shown} and the source {reader.path} must not be in one another")
