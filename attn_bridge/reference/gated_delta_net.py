@@ -59,6 +59,8 @@ def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, decay: np.ndar
     context = np.zeros(value.shape, state.dtype)
     for token in range(len(value)):
         k = key[token]
+        # S = alpha S (I - beta k k^T) + beta v k^T, multiplied out. The backends decay first and correct the decayed
+        # state: beta (v - alpha S k) k^T, the same in exact arithmetic.
         state = decay[token] * (state - beta[token] * np.outer(state @ k, k)) + beta[token] * np.outer(value[token], k)
         context[token] = state @ query[token]
     return context

@@ -42,6 +42,7 @@ def _sequence(
     key = joined[:, config.width : config.width + config.key_width]
     query = joined[:, config.width + config.key_width :]
     step = np.log(1.0 + np.exp(_project(config, x, parameters, "W_step") + as_double(parameters["dt_bias"])))
+    # By the real part: references run on complex numbers too, which have no order.
     step = np.where(step.real < config.min_step, config.min_step, step)
     if config.max_step is not None:
         step = np.where(step.real > config.max_step, config.max_step, step)

@@ -103,6 +103,7 @@ class NTKScaling(Scaling):
 
     def exponents(self, dim: int) -> Floats:
         """Return the powers ``(dim // 2,)`` of the growth by which the frequencies are divided: 0 first, 1 last."""
+        # With the base times factor ** (dim / (dim - 2)), frequency i is divided by factor ** (2 i / (dim - 2)).
         return _indices(dim) / max(dim // 2 - 1, 1)
 
     def turns_alike(self, tokens: int, other: int) -> bool:
@@ -136,6 +137,7 @@ class Llama3Scaling(Scaling):
     def frequencies(self, base: float, dim: int) -> Floats:
         """Return the frequencies ``(dim // 2,)``."""
         plain = _plain(base, dim)
+        # The context divided by the wavelength.
         turns = self.original_context * plain / (2 * math.pi)
         width = self.high_freq_factor - self.low_freq_factor
         kept = np.clip((turns - self.low_freq_factor) / width, 0.0, 1.0) if width else turns >= self.low_freq_factor
@@ -195,12 +197,14 @@ class YaRNScaling(Scaling):
 
         def index_of(turns: float) -> float:
             """Return the (broken) index of the channel that turns so often within the original context."""
+            # Solves base ** (-2 i / dim) * original_context = 2 pi * turns for i.
             return dim * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = index_of(self.beta_fast), index_of(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
+        # As published, against a division by 0; `dim - 1` above, not the last pair `dim / 2 - 1`, is as published, too.
         high = high + 0.001 if low == high else high
         stretched = np.clip((_indices(dim) - low) / (high - low), 0.0, 1.0)
         return np.asarray(plain / self.factor * stretched + plain * (1 - stretched), np.float64)
@@ -423,6 +427,7 @@ class Alibi:
         """Return the slopes ``(num_heads,)``: the paper's for powers of two, those of BLOOM and MPT for the rest."""
         whole = 2 ** math.floor(math.log2(num_heads))
         slopes = [2.0 ** (-8.0 * (i + 1) / whole) for i in range(whole)]
+        # Every second slope of the series of twice as many heads.
         slopes += [2.0 ** (-4.0 * (2 * i + 1) / whole) for i in range(num_heads - whole)]
         return np.array(slopes)
 
@@ -482,6 +487,8 @@ class RelativeBias:
         """
         exact, ranges = self.num_exact, self.num_per_direction - self.num_exact
         growth = self.max_distance / exact
+        # T5 has bucket exact + floor(log(distance / exact) / log(max_distance / exact) * ranges); solved for the
+        # distances at which the floor steps up.
         ends = (exact * growth ** (k / ranges) * (1.0 - 1e-12) for k in range(1, ranges))
         return [*range(1, exact + 1), *(math.ceil(end) for end in ends)]
 
