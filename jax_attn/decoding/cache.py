@@ -333,6 +333,7 @@ class KeyValueCache:
         """Return the position of each row's next token."""
         last = (self.length - 1) % self.key.shape[1]
         at, visible = (lax.dynamic_slice_in_dim(array, last, 1, 1) for array in (self.positions, self.visible))
+        # A row that has had only padding stands at position 0: its first token gets 0, not 1.
         is_padding = ~visible & (at == 0)
         return jnp.where(self.length > 0, at + 1 - is_padding.astype(at.dtype), 0)
 

@@ -240,6 +240,7 @@ class KeyValueCache:
         self._advance(length, hidden is not None)
         oldest = max(0, first - slots)
         old = torch.arange(oldest, first, device=key.device)
+        # Of more new tokens than slots only the last remain: writing all would write slots twice, in no certain order.
         kept = torch.arange(max(first, length - slots), length, device=key.device)
         visible = torch.ones(1, tokens, device=key.device, dtype=torch.bool)
         if hidden is not None:
@@ -268,6 +269,7 @@ class KeyValueCache:
             seen = mask.visibility(range(last, last + 1), range(max(0, last + 1 - slots), last + 1))
         if seen:
             return full()
+        # Slot i holds the last token whose number is i modulo S.
         numbers = last - (last - torch.arange(min(last + 1, slots), device=self.key.device)) % slots
         query = torch.full((1, 1), last, device=self.key.device)
         return as_mask(mask.picked(numbers).allowed(query, numbers[None]))
@@ -295,6 +297,7 @@ class KeyValueCache:
         """Return the position of each row's next token; the cache has at least one."""
         last = (self.length - 1) % self.key.shape[1]
         at = self.positions[:, last : last + 1]
+        # A row that has had only padding stands at position 0: its first token gets 0, not 1.
         is_padding = ~self.visible[:, last : last + 1] & (at == 0)
         return at + 1 - is_padding.to(at.dtype)
 
