@@ -116,6 +116,7 @@ def force(
                 forward=max(forward, measured.forward or 0.0),
                 backward=max(backward, measured.backward or 0.0),
             )
+        # The first way to feed, the likeliest, counts unless another makes the sides agree.
         if best is None or (measured.forward or 0.0) <= limit:
             best = measured
         if (best.forward or 0.0) <= limit:
@@ -148,6 +149,7 @@ def compare_freely(calls: dict[Side, Call], limit: float) -> CallTrial:
     groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
     outputs = match_outputs(calls)
     error_in, error_out = apart(calls, groups, "inputs"), apart(calls, outputs, "outputs")
+    # Unequal whole numbers are other inputs, too: indices, or a mask.
     agree = (error_in or 0.0) <= limit and not whole_numbers(calls["first"].arguments, calls["second"].arguments)
     return CallTrial(error_in, error_out, error_out if agree else None)
 

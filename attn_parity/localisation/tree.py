@@ -130,6 +130,7 @@ def build(
         node.order = mine[0].order if mine else NEVER + position
         node.message = _why_not(second_path, mine, its, labels)
         node.calls = list(zip(mine, its, strict=False))
+        # The first calls and the last, which in a loop is furthest from them.
         node.calls = node.calls[: MAX_CALLS - 1] + node.calls[MAX_CALLS - 1 :][-1:]
         _feed_alike(node)
         nodes[path] = node

@@ -37,6 +37,8 @@ def promoted() -> Iterator[None]:
             args = tuple([_own(arg) for arg in args])
             if self.name == "bitcast_convert_type":  # the bits of integers read as floats: no precision is asked for
                 return _widen(bind(self, *args, **params))
+            # `_widen` binds a conversion itself, so that widening the operand of one would never end; its `new_dtype`
+            # is promoted below. The code behind opaque operations is made for its dtypes.
             if self.name != "convert_element_type" and self.name not in _OPAQUE:
                 args = tuple([_widen(arg) for arg in args])
             params = {name: _promote(name, value) for name, value in params.items()}

@@ -64,6 +64,7 @@ def promoted() -> Iterator[None]:
     It covers cases that a module's dtype does not: a softmax fixed to float32, a tensor in a plain attribute.
     """
     default = torch.get_default_dtype()
+    # For functions that make a tensor without being given a dtype.
     torch.set_default_dtype(torch.float64)
     try:
         with _Promotion():
@@ -132,9 +133,11 @@ class _Promotion(TorchFunctionMode):
         if func is _GRAD or (func is Tensor.view and isinstance(args[1], torch.dtype)):
             return func(*args, **(kwargs or {}))  # the bits of integers read as floats: no precision is asked for
         if func in _INTO_NUMPY:
+            # NumPy computes where no mode of torch sees it: a tensor in low precision may come from there from now on.
             self.been_to_numpy = True
         elif self.been_to_numpy and any(isinstance(arg, Tensor) and arg.dtype in _LOW for arg in args):
             raise CannotPromoteError("a part of it is computed by NumPy, in lower precision")
+        # The write would go to a promoted copy, and the tensor itself would keep its former numbers.
         if args and isinstance(args[0], Tensor) and args[0].dtype in _LOW and _writes(func):
             raise CannotPromoteError(f"a tensor of dtype {dtype_name(args[0])} that is no buffer is written to")
         func = _IN_FLOAT64.get(func, _NAMED.get(func, func))

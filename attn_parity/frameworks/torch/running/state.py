@@ -101,6 +101,7 @@ def _restorer(module: nn.Module) -> Callable[[], None]:
         for container, before in contents:
             _refill(container, before)
         for tensor, version, numbers in tensors.values():
+            # Every write in place raises the version: tensors that nothing wrote to are left alone.
             if tensor._version != version:
                 with torch.no_grad():
                     tensor.copy_(numbers)
