@@ -213,6 +213,8 @@ def largest(scores: Float[Array, "... s"], number: int) -> Bool[Array, "... s"]:
         fill = jnp.full((*scores.shape[:-1], number), -jnp.inf, scores.dtype)
         scores = jnp.concatenate([scores, fill], -1)
     least = jax.lax.top_k(scores, number)[0].min(-1, keepdims=True)
+    # `topk` breaks ties as it likes: all above the least chosen score are taken, and of the equal ones the first that
+    # have room.
     is_above, is_least = scores > least, scores == least
     room = number - is_above.sum(-1, keepdims=True)
     return (is_above | (is_least & (is_least.cumsum(-1) <= room)))[..., :size]

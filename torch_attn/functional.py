@@ -219,6 +219,8 @@ def largest(scores: Float[Tensor, "... s"], number: int) -> Bool[Tensor, "... s"
     if is_open(size):  # `topk` must know that there are as many
         scores = torch.cat([scores, scores.new_full((*scores.shape[:-1], number), -torch.inf)], -1)
     least = torch.topk(scores, number, -1).values.amin(-1, keepdim=True)
+    # `topk` breaks ties as it likes: all above the least chosen score are taken, and of the equal ones the first that
+    # have room.
     is_above, is_least = scores > least, scores == least
     room = number - is_above.sum(-1, keepdim=True)
     return (is_above | (is_least & (is_least.cumsum(-1) <= room)))[..., :size]

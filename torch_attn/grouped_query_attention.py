@@ -135,6 +135,7 @@ class GroupedQueryAttention(Resettable):
         context, weights = functional.as_pair(result)
         context = rearrange(context, "b t h c -> b t (h c)")
         if config.gate:
+            # One gate per channel of the context, from the same input as the query.
             context = context * torch.sigmoid(self.W_gate(batch))
         return functional.with_cache(functional.as_given(x, self.out_proj(context), weights), cache)
 
@@ -145,6 +146,7 @@ class GroupedQueryAttention(Resettable):
         if config.clip is not None:
             query, key, value = (torch.clamp(heads, -config.clip, config.clip) for heads in (query, key, value))
         scope, rotated = (None, False) if config.qk_norm is None else (config.qk_norm.scope, config.qk_norm.rotated)
+        # Over all heads at once, so before they are cut apart (OLMo 3).
         if scope == "full":
             query, key = self.q_norm(query), self.k_norm(key)
         query = rearrange(query, "b t (h c) -> b t h c", c=config.head_dim)
@@ -157,6 +159,8 @@ class GroupedQueryAttention(Resettable):
             cos, sin = rotary_tables(config.position, at, width, wide)
             query = apply_rotary(query, cos, sin, config.position.pairing)
             key = apply_rotary(key, cos, sin, config.position.pairing)
+        # After the rotation, which keeps lengths: only a scale per channel makes this differ from a norm in front of
+        # it.
         if rotated:
             query, key = self.q_norm(query), self.k_norm(key)
         if config.temperature is not None:

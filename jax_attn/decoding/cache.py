@@ -291,6 +291,8 @@ class KeyValueCache:
         if tokens == 1:
             written = [writing.put(one, part, first % slots) for one, part in zip(arrays, new, strict=True)]
         else:
+            # Of more new tokens than slots only the last remain: writing all would write slots twice, in no certain
+            # order.
             at = new_numbers[-slots:] % slots
             written = [writing.put_at(one, part[:, -slots:], at) for one, part in zip(arrays, new, strict=True)]
         key, value, positions, visible = written
