@@ -99,6 +99,7 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], lays: Lays) -> l
     fused = [
         i
         for i, (tensor, name) in enumerate(zip(tensors, names, strict=True))
+        # A tensor that the other side has in the same size is no fused one, unless its name says so.
         if tensor.shape and (name.fused or not sizes[math.prod(tensor.shape)])
     ]
     totals = {math.prod(tensors[i].shape) for i in fused}
@@ -269,6 +270,7 @@ def _lengths(length: int, sizes: Sequence[int]) -> list[int]:
     total = sum(sizes)
     if not total:
         return []
+    # Parts share the axis as they share the elements; a share that is no whole number is no cut.
     lengths = [length * size // total for size in sizes]
     return lengths if all(lengths) and not any(length * size % total for size in sizes) else []
 
@@ -282,6 +284,7 @@ def _heads(tensor: Tensor, parts: Sequence[Tensor], lengths: Sequence[int]) -> l
     """Return the numbers of heads by which an axis may go, those of its parts' shapes if they show them."""
     if not lengths:
         return []
+    # A head holds rows of each part: their number divides all lengths. One head is the contiguous cut.
     possible = [n for n in range(2, math.gcd(*lengths) + 1) if all(length % n == 0 for length in lengths)]
     shape = parts[-1].shape  # keys and values may have fewer heads than queries
     is_apart = len(shape) == 3 or (len(shape) == 2 and len(tensor.shape) == 1)

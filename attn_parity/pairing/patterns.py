@@ -151,6 +151,7 @@ def options(first: TensorKind, second: TensorKind, equal_names: bool) -> WayOpti
     identity = Way("... -> ...")
     same_class = first.framework == second.framework and first.layer == second.layer and bool(first.owner)
     plain = any("Norm" in kind.owner or "Embed" in kind.owner for kind in (first, second))
+    # Vectors, norms and tables have no axes to exchange, and one class lies alike on both sides, square or not.
     if identity in ways and (plain or same_class or len(first.shape) < 2):
         return WayOptions((identity,))
     transposed = _is_transposed(first, second)

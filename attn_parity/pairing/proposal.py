@@ -260,6 +260,8 @@ def _assigned(sides: TensorSides, settled: Sequence[Link], labels: Labels) -> tu
             if i not in open_ones and len(sides.first[i].shape) > 1:
                 layers[layer_of(sides.first[i])] = layer_of(sides.second[j])
         layers.pop("", None)
+        # Again with the layers of settled matrices: a bias fits any layer of its width, and only its matrix tells
+        # which.
         scores = scores + LAYER * sides.within(layers)
         assignment = best(scores)
         assert assignment is not None, "there was one before"

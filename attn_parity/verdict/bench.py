@@ -231,6 +231,7 @@ class Bench:
         for measures in self.measures.values():
             latest = measures[-1]
             distance = (
+                # Unexplained meaning first: 1e-12 of it weighs as much as 1,000 units of rounding.
                 max((latest.meaning or 0.0) - latest.given, 0.0) * 1e6 + max(latest.first_max, latest.second_max) * 1e-9
             )
             if len(measures) == len(self.planned) and distance > self._furthest:
@@ -264,6 +265,7 @@ class Bench:
         )
         judged = self.pair.judged
         verdict: TensorVerdict = decided(self.measures.get((name, mode), []), sides=judged)
+        # Other roundings can only widen what a side may lose, so they are asked in doubt alone.
         if verdict.verdict != "precision" or not self.probed:
             return verdict
         # Each side by what the other one loses when its roundings are drawn again: where softmax saturates, one may be

@@ -137,6 +137,8 @@ class Live:
     def exact(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
         """Run one side on a sample as a precision holds it, in float64."""
         cast = self._cast(dtype)
+        # Weights and inputs as the low precision holds them: else the error of rounding these would count as the side's
+        # own.
         run = self._run(side, sampling.rounded(sample, cast), cast, "float64", mode, seed)
         return self._kept(run, side, sample, dtype, mode, seed, exact=True)
 
@@ -228,6 +230,7 @@ class Live:
             subject, weights, arguments = pair.subject(side), pair.held[side], pair.arguments[side]
             precise = None if side in pair.lacks else "float64"
             try:
+                # Two seeds: a module that draws gives two results, and one that adds up in any order may as well.
                 runs = [subject.run(weights, arguments, dtype=precise, seed=seed) for seed in (0, 1)]
             except CannotPromoteError as error:
                 pair.lacks[side] = str(error)

@@ -125,6 +125,7 @@ class _Dataflow(TorchDispatchMode):
     def mark(self, tensor: Tensor, constant: bool) -> None:
         """Note whether a tensor is a constant."""
         if tensor.layout == torch.strided:
+            # By storage, not by tensor: views share numbers, and so what they depend on.
             storage = StorageWeakRef(_held(tensor).untyped_storage())  # as long as it is held, no other has its address
             self._known[storage.cdata] = storage, constant
 
@@ -181,6 +182,7 @@ class _Dataflow(TorchDispatchMode):
             return tensor
         plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
         values = plain.cpu().double().numpy()
+        # Small whole numbers are exact on either side (positions, counts, 0 and 1), and keep their value.
         moves = np.isfinite(values) & ((values != np.rint(values)) | (np.abs(values) > LARGEST_INTEGER))
         if moves.any():
             with np.errstate(over="ignore"):
@@ -200,6 +202,7 @@ def uniform(values: np.ndarray, seed: int) -> np.ndarray:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
     bits ^= bits >> np.uint64(31)
+    # 53 bits, all that float64 holds, times 2**-52: [0, 2).
     mixed: np.ndarray = (bits >> np.uint64(11)) * 2.0**-52 - 1.0
     return mixed
 
