@@ -162,6 +162,7 @@ class Variable:
 
     def __init__(self, code: Code, first: Value):
         with code.builder.goto_entry_block():
+            # LLVM turns only those of the entry block into registers; in a loop each turn would take more of the stack.
             self._place = code.builder.alloca(first.type)
         self._code, self._type = code, first.type
         self.set(first)
@@ -335,6 +336,7 @@ class Code:
         build.cbranch((Value(self, count) < stop).ir, inside, after)
         build.position_at_end(inside)
         yield Value(self, count)
+        # `build.block`, not `inside`: the body may have ended in another block.
         count.add_incoming((Value(self, count) + step).ir, build.block)
         build.branch(head)
         build.position_at_end(after)
@@ -420,6 +422,7 @@ def routine(write: Callable[..., None]) -> Callable[..., None]:
         if called is None:
             called = function(code.module, name, [one.type for one in values])
             called.linkage = "internal"
+            # Inlined, a routine would be compiled again in each place that calls it.
             called.attributes.add("noinline")
             inner = Code(called)
             write(inner, *inner.arguments, **constants)
