@@ -87,6 +87,7 @@ def read_header(
         raise bad(path, f"the header of {shown} is not descr, fortran_order and shape")
     if not isinstance(fields["descr"], str) or not isinstance(fields["fortran_order"], bool):
         raise bad(path, f"{shown} is an array of records, or its order is not said")
+    # Before `numpy.dtype` sees it, which takes far more than dtypes of one array: lists of fields, names of types.
     if not re.fullmatch(r"[<>|=]?[a-zA-Z?][0-9]*(\[[0-9a-z]+\])?", fields["descr"]):
         raise bad(path, f"{shown} is an array of {printable(fields['descr'], 40)}, which is no dtype of a tensor")
     try:
@@ -189,6 +190,7 @@ class NpzReader(Reader):
         check_range(self.path, info, start, stop)
         member, begin, fortran, swapped = self._places[name]
         if not fortran and not swapped:
+            # From its first byte, as a member checks its checksum only when it is read whole and in order.
             if not start and stop:
                 member.read(0, begin)
             return member.read(begin + start, stop - start)

@@ -20,6 +20,8 @@ WINDOW = 1 << 16
 CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 FORMS = {
+    # From 0xC4 on: lengths of bytes and of extensions, floats, unsigned and signed integers; from 0xD9 on: texts,
+    # lists, maps.
     **{code: struct.Struct(">" + form) for code, form in enumerate("BHIBHIfdBHIQbhiq", 0xC4)},
     **{code: struct.Struct(">" + form) for code, form in enumerate("BHIHIHI", 0xD9)},
 }
@@ -66,6 +68,7 @@ class Scanner:
         else:
             self.at += count
         self._taken += count
+        # Counts what is held in memory; elements of arrays are skipped, and may be any number.
         if self._taken > MAX_HEADER:
             raise self.bad(f"has more than {MAX_HEADER} bytes beside its arrays")
         return self._window[first : first + count]

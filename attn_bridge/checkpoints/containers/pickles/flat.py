@@ -168,6 +168,7 @@ def kind_of(value: object) -> str:
 
 
 def _is_shard(value: object) -> bool:
+    """Return whether a pickled object is a DTensor: the part of a tensor that one rank holds."""
     return isinstance(value, Record) and any(
         isinstance(one, Global) and one.name.endswith(".DTensor") for one in value.arguments
     )

@@ -51,6 +51,7 @@ class Machine:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
+        # A value is copied by a few bytes that fetch it from the memo: without a bound, each round could double it.
         self._copies = len(data)
 
     def run(self) -> Any:
@@ -101,6 +102,7 @@ class Machine:
 
     def pop(self) -> Any:
         """Take the last value since the last mark."""
+        # What is below a mark belongs to the collection around: an operation may not take it.
         if not self._stack or (self._marks and len(self._stack) <= self._marks[-1]):
             raise self.bad("its pickle is damaged")
         return self._stack.pop()
