@@ -65,7 +65,7 @@ def shared(job: Array, sequences: Value) -> Value:
 
 
 def _record(sizes: Sizes) -> Value:
-    """Return the numbers in a part's record of a query."""
+    """Return the length of a part's record of a query, in numbers of float32."""
     return (sizes.value_width + (2 * _RECORD - 1)) // _RECORD * _RECORD
 
 
@@ -155,7 +155,7 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
 
 
 def _block(job: Array, together: Value) -> Value:
-    """Return the keys of a block: where tasks go through all heads, few enough to lie near with those that follow."""
+    """Return the number of keys of a block; where a task takes all heads, two blocks fit in the second-level cache."""
     code, size = job.code, numbers_of(job).bytes
     n_keys = (
         code.value(NEAR) // (together * size * (job[words.DEPTH] + job[words.VALUE_DEPTH])) // LEAST_BLOCK * LEAST_BLOCK

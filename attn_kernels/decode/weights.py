@@ -57,6 +57,7 @@ def _along(code: Code, n_keys: Value, some: Callable[[Value, int], None]) -> Non
 
 
 def _kind(element: ir.Type, lanes: int) -> ir.Type:
+    """Return the type of a vector of `lanes` elements, or of the element itself for one lane."""
     return element if lanes == 1 else ir.VectorType(element, lanes)
 
 

@@ -218,7 +218,7 @@ class PairedBackward:
         copy(self.job.code, out, where[3] * QUERIES, self.numbers.scale, out, to="float32")
 
     def multiply_values(self, shares: Array, out: Value, *where: Value) -> None:
-        """Compute the gradients of their weights times `shares`."""
+        """Compute the gradients of the weights of a block of scores, times `shares`."""
         _multiply(self.job.code, self.values, self.sizes.value_width, self.d_contexts, out, *where)
         multiply_lanes(self.job.code, shares, out, where[3], where[1])
 

@@ -149,7 +149,7 @@ class Backward:
         products(self.job.code, self.job, keys, width, self.queries, out, *where, depth)
 
     def multiply_values(self, shares: Array, out: Value, *where: Value) -> None:
-        """Compute the gradients of their weights times `shares`."""
+        """Compute the gradients of the weights of a block of scores, times the `shares` of `read_queries`."""
         width, start = self.sizes.value_width, where[2]
         values, depth = self.values.at(start * width), self.sizes.value_depth
         products(self.job.code, self.job, values, width, self.d_contexts, out, *where, depth)

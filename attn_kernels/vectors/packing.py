@@ -84,4 +84,5 @@ def _two_rows(code: Code, source: Value, row: Value, columns: Value, column: Val
 
 
 def _joined(low: Value, high: Value) -> Value:
+    """Return words of two bfloat16 each, rounded from float32: `low` in the low half, `high` in the high one."""
     return (nearest_bits(low) >> 16) | (nearest_bits(high) & _UPPER)

@@ -79,7 +79,7 @@ class Sources:
         self._bases: dict[Side, list[Array]] = {}
 
     def found(self) -> list[int] | None:
-        """Return the positions of the calls that can't be excluded, `INPUTS` among them; None if all can't."""
+        """Return the positions of the calls not excluded, `INPUTS` among them; None if a run fails or too many are needed."""
         try:
             return self._found()
         except (*FAILURES, _OutOfRunsError):
@@ -134,6 +134,8 @@ class Sources:
         before = [i for i, step in enumerate(self._steps) if step is not self._target]
         if self._target is not None:
             before = [i for i in before if self._steps[i].order < self._target.order] or before
+        # By halves the others take few runs if none feeds it, and that is usual: a step mostly takes the output of the
+        # one before.
         *rest, nearest = [INPUTS, *before]
         others = self._depends(side, rest)
         return [*others, *self._depends(side, [nearest])] or [INPUTS]  # no call feeds what the code makes up itself
@@ -154,6 +156,8 @@ class Sources:
 
     def _at_fault(self, sources: list[int]) -> list[int]:
         """Return the sources whose part differs between the sides, where parts are added up; else all."""
+        # A source adds its part to the others' if moving it alone, and moving all but it, change the target by as much
+        # as moving all: then each part can be compared between the sides.
         together = self._changes(sources)
         alone = {one: self._changes([one]) for one in sources}
         others = {one: self._changes([i for i in sources if i != one]) for one in sources}

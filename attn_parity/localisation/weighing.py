@@ -41,6 +41,7 @@ def rounding(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[Si
         names = sorted(low.parameter_gradients.keys() & high.parameter_gradients.keys())
         gradients = ([*run.input_gradients, *(run.parameter_gradients[name] for name in names)] for run in (low, high))
         largest = max(largest, _error(low.outputs, high.outputs), _error(*gradients))
+    # In units of the low precision, times the unit of float64.
     return ROUNDING_FACTOR * largest / unit_of(sides.dtype) * float(np.finfo(np.float64).eps)
 
 
@@ -75,6 +76,7 @@ def explained(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[S
                     for one in (run, still[side])
                 )
                 largest["backward"] = max(largest["backward"], _error(*both))
+            # Both sides' tables may be off, in opposite directions: their effects add up.
             allowed = {key: allowed[key] + factor * largest[key] for key in allowed}
     return allowed
 

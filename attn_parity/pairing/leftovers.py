@@ -207,6 +207,7 @@ def _table(entries: Mapping[str, str | int]) -> str:
 
 
 def _value(value: str | int) -> str:
+    """Return an integer as it is, and text quoted with backslashes and quotes escaped."""
     if isinstance(value, int):
         return str(value)
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')

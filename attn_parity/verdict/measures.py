@@ -378,6 +378,7 @@ def _largest(array: Array) -> float:
 
 
 def _apart(result: Array, truth: Array, finite: Array | None) -> Array:
+    """Return the absolute differences; 0 where `finite` is False."""
     if finite is not None:
         result, truth = np.where(finite, result, 0.0), np.where(finite, truth, 0.0)
     difference: Array = np.subtract(result, truth)

@@ -202,6 +202,8 @@ def _numbers(call: TorchCall) -> Iterator[tuple[int, float]]:
 
 
 def _with_number(index: int, value: float) -> ChangedResult:
+    """Return a change that computes a binary operation with a number instead of the operand at `index`."""
+
     def change(call: TorchCall) -> Value:
         operands = [value if at == index else one for at, one in enumerate(call.args)]
         left, right = (_array(one) if isinstance(one, Tensor) else np.asarray(one) for one in operands)

@@ -31,7 +31,7 @@ def cut_of(tensor: Tensor) -> ShardCut:
     if is_sharded(tensor):
         for number, placement in enumerate(tensor.placements):
             if placement.is_shard():
-                axes[placement.dim % tensor.ndim].append((_name(tensor, number), tensor.device_mesh.size(number)))
+                axes[placement.dim % tensor.ndim].append((_axis_name(tensor, number), tensor.device_mesh.size(number)))
     return ShardCut(tuple(tuple(axis) for axis in axes))
 
 
@@ -99,9 +99,10 @@ def _all_copies(tensor: DTensor, copies: list[int], read_local: Callable[[Tensor
 def _names(tensor: DTensor, copies: list[int], number: int) -> str:
     sizes = [tensor.device_mesh.size(one) for one in copies]
     places = np.unravel_index(number, sizes)
-    return ", ".join(f"{_name(tensor, one)}={int(at)}" for one, at in zip(copies, places, strict=True))
+    return ", ".join(f"{_axis_name(tensor, one)}={int(at)}" for one, at in zip(copies, places, strict=True))
 
 
-def _name(tensor: DTensor, number: int) -> str:
+def _axis_name(tensor: DTensor, number: int) -> str:
+    """Return the name of an axis of the tensor's mesh, or its number if the mesh has no names."""
     names = tensor.device_mesh.mesh_dim_names
     return names[number] if names else f"axis {number}"
