@@ -79,7 +79,7 @@ class Sources:
         self._bases: dict[Side, list[Array]] = {}
 
     def found(self) -> list[int] | None:
-        """Return the positions of the calls not excluded, `INPUTS` among them; None if a run fails or too many are needed."""
+        """Return the positions of the calls not excluded, `INPUTS` among them; None if runs fail or run out."""
         try:
             return self._found()
         except (*FAILURES, _OutOfRunsError):

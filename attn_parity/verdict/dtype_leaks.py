@@ -93,7 +93,7 @@ def _widens(node: _Node, around: int = 0) -> bool:
 
 
 def _users(node: _Node) -> list[_Node]:
-    """Return the child layers that widen: inputs wider than weights and surrounding code, outputs wider than the code."""
+    """Return the child layers that widen: inputs wider than weights and code around, outputs wider than that code."""
     return [
         child
         for child in node.children
