@@ -341,9 +341,7 @@ class FamilyReader:
             elif name in _ACTIVATED and source.key and value is not None:
                 written[source.key] = self._activation_name(source.key, value)
             elif source.per and value is not None:
-                divisor = written[source.per] ** source.per_power
-                number = inverse(lambda number, by=divisor: number / by, value, value * divisor)
-                written[source.key] = int(number) if number.is_integer() else number
+                written[source.key] = _multiplied(value, written[source.per] ** source.per_power)
             elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
                 written[source.key] = _written(name, value, source)
         inner = {key: value for key, value in written.items() if key.startswith(_ROTARY)}
@@ -424,6 +422,12 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     "pairing": lambda config, key: "interleaved" if config.flag(key) else "half",
     **dict.fromkeys(_ACTIVATED, lambda config, key: activation_of(config, key)),
 }
+
+
+def _multiplied(quotient: float, divisor: float) -> int | float:
+    """Return the number that a divisor divides into a quotient, an integer where it is one."""
+    number = inverse(lambda number: number / divisor, quotient, quotient * divisor)
+    return int(number) if number.is_integer() else number
 
 
 def _shared_width(config: ConfigFile) -> int:
