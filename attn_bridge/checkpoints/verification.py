@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..models import layouts
-from ..printable import printable
+from ..printable import printable, shell_word
 from ..weights import WeightsMismatchError
 from . import adapters, configs
 from .containers import remote
@@ -96,12 +96,18 @@ def check_ties(plan: Plan, reader: Reader, budget: int) -> None:
 
 
 def check_dropped(plan: Plan, reader: Reader) -> None:
-    """Check that tensors left out as recomputable have the expected numbers.
+    """Check that tensors left out as recomputable, or as copies, have the expected numbers.
 
     Raises:
-        CheckpointError: a check fails, or a tensor to be merged has numbers that are not finite.
+        CheckpointError: a check fails, a copy differs, or a tensor to be merged has numbers that are not finite.
     """
     reader.check_numbers()
+    for name, other in plan.copies.items():
+        if digest_of(reader, name) != digest_of(reader, other):
+            raise CheckpointError(
+                f"{reader.path}: {printable(name)} must hold the numbers of {printable(other)}, which transformers "
+                f"reads in its place; --drop {shell_word(name)} leaves it out"
+            )
     for name, check in plan.checks.items():
         info = reader.tensors[name]
         for start in range(0, max(info.nbytes, 1), MIN):

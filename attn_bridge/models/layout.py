@@ -55,12 +55,14 @@ class DecodedTensors:
         dropped: outside name that has no counterpart in ours -> the reason.
         restore: settings that lead back to the same outside names.
         checks: outside name -> function that checks a dropped tensor's numbers against the reason.
+        copies: outside name that is dropped -> the outside name whose numbers it must repeat.
     """
 
     placements: dict[str, Placement]
     dropped: dict[str, str]
     restore: dict[str, Any]
     checks: dict[str, Check]
+    copies: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,7 +336,8 @@ class Layout:
         if self.ours:
             fitting.check(self, shapes, placements, {**all_settings, **restore})
         checks = {name: row.check for name, (row, _) in matches.items() if row.check is not None}
-        return DecodedTensors(placements, dropped, restore, checks)
+        copies = {name: row.copy_of for name, (row, _) in matches.items() if row.copy_of in shapes}
+        return DecodedTensors(placements, dropped, restore, checks, copies)
 
     def encode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Encoded:
         """Return the placement of each of our tensors in the outside tensors to write.

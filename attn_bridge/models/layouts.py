@@ -231,9 +231,9 @@ def _shape_of(tensor: Any) -> Shape:
 def _advice(names: Mapping[str, Shape | None], model_type: object) -> str:
     """Return advice for names that fit no layout: a prefix to remove, or tensors to leave out; "" if neither helps."""
 
-    def fit(some: Mapping[str, Shape | None]) -> tuple[Layout, str]:
+    def fit(some: Mapping[str, Shape | None], prefix: str) -> tuple[Layout, str]:
         layout = _fitting(some, model_type)
-        other = _why_other_type(layout, model_type)
+        other = _why_other_type(layout, model_type) or _why_prefix(layout, prefix)
         if other:  # another family's names for a part of this model would be converted with exit 0
             raise LayoutError(other)
         return layout, _why_ambiguous(layout, some, model_type)
@@ -376,6 +376,14 @@ def _why_other_type(layout: Layout, model_type: object) -> str:
         f"the names fit {layout.name}, which is for {_first(layout.model_types)}, but config.json says "
         f"{printable(model_type)}, which may mean other things by them; --from {layout.name} takes them as they are"
     )
+
+
+def _why_prefix(layout: Layout, prefix: str) -> str:
+    """Return why names below a prefix are not of a layout: it is named after another family; "" if they may be."""
+    front = prefix.rstrip(".").rpartition(".")[2].replace("_", "-")
+    types = {kind.replace("_", "-"): one for one in _LAYOUTS.values() for kind in one.model_types}
+    other = types.get(front, layout)
+    return "" if not layout.model_types or other is layout else f"{printable(prefix)} is the prefix of {other.name}"
 
 
 def _first(names: Sequence[str], count: int = 8) -> str:

@@ -80,6 +80,7 @@ class Row:
             to the largest that a block has completely.
         reason: why it is dropped.
         check: function that checks a dropped tensor's numbers against `reason`; None without a check.
+        copy_of: name of the tensor whose numbers a dropped one must repeat bit for bit; "" if it repeats none.
         change: change from our numbers to theirs; None: they are the same.
         place: its position in a user's rules file, for messages, such as ``rules.toml, line 5``; "" for none.
     """
@@ -97,6 +98,7 @@ class Row:
     branch: str = ""
     reason: str = ""
     check: Check | None = None
+    copy_of: str = ""
     shares: tuple[int | str, ...] = ()
     change: Change | None = None
     place: str = dataclasses.field(default="", compare=False)

@@ -224,6 +224,7 @@ def make(
         ),
         dict(settings or {}),
         decoded.checks,
+        decoded.copies,
         written,
         originals=tuple(originals.values()),
         carried=plans.carried_numbers(manifest, kinds),

@@ -84,6 +84,7 @@ class Plan:
         notes: messages for the user.
         settings: from the user.
         checks: dropped source tensor -> function that checks its numbers against the reason.
+        copies: dropped source tensor -> the source tensor whose numbers it must repeat.
         config: a folder's config.json instead of the source's; {} for no config, None for the source's own.
         scales: source tensor of quantised numbers -> the further tensors that it needs, such as scales.
         originals: tensors of ours with the source's numbers, kept aside because the target's numbers differ.
@@ -105,6 +106,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     checks: dict[str, Check] = dataclasses.field(default_factory=dict)
+    copies: dict[str, str] = dataclasses.field(default_factory=dict)
     config: dict[str, Any] | None = None
     scales: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     originals: tuple[TargetTensor, ...] = ()

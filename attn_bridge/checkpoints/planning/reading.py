@@ -38,7 +38,7 @@ KEYS = {
     "positions": ("max_position_embeddings", "n_positions", "context_length", "max_target_positions"),
     "types": ("type_vocab_size",),
     "queries": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
-    "keys": ("num_key_value_heads", "n_kv_heads", "n_kv_groups", "num_attention_heads", "n_head"),
+    "keys": ("num_key_value_heads", "n_kv_heads", "n_kv_groups", "num_attention_heads", "n_head", "n_heads"),
     "values": ("linear_num_value_heads", "num_key_value_heads", "n_kv_heads", "num_attention_heads", "n_head"),
     "heads": ("linear_num_value_heads", "num_attention_heads"),
     "value head": ("linear_value_head_dim",),
@@ -90,7 +90,8 @@ def check_sizes(
         if not is_part:
             _check_plain_depth(config, layout, our_shapes)
         _check_keys(config, layout, our_shapes, symbols, ours)
-        return
+        if whole is None or is_part:
+            return
     for name, wanted in _wanted(whole):
         shape = our_shapes.get(name, wanted)
         if shape == wanted:
@@ -229,8 +230,8 @@ def _plain_sizes(flat: Mapping[str, object]) -> Iterator[tuple[str, int]]:
             yield kind, size
     head, width = _number(flat, "head_dim"), _number(flat, _key(flat, KEYS["width"]))
     heads, kv_heads = (_number(flat, _key(flat, KEYS[kind])) for kind in ("queries", "keys"))
-    if head is None and width is not None and heads and not width % heads:
-        head = width // heads
+    if head is None and width is not None and heads:
+        head = width // heads  # as most models of transformers round it; none has heads of several widths
     if head is not None and heads is not None and kv_heads is not None and "kv_lora_rank" not in flat:
         yield "queries", heads * head
         yield "keys", kv_heads * head
@@ -242,7 +243,7 @@ def _line(config: Mapping[str, object], theirs: str, shape: Shape, kind: str, si
     key = _key(flat, KEYS.get(kind, ()))
     start = f"{printable(theirs)} is {tuple(shape)}"
     words = dimensions.WORDS.get(kind, "size")
-    if key and flat.get(key) == stated:
+    if key and flat.get(key) == stated and kind not in ("queries", "keys", "values"):  # widths, where the key counts
         return (
             f"{start}, but {key} of config.json is {stated}: the {words} in the file is {size}; set {key} to {size} if "
             "the file is right" + (", as after a resize of the vocabulary" if kind == "vocab" else "")

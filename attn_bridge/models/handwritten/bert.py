@@ -18,6 +18,10 @@ LAYER, OURS = "{prefix}encoder.layer.{i}.", "layers.{i}."
 TYPES = "embeddings.token_type_embeddings.weight"
 
 
+BIG_BIRD = "a pooler of BigBird, whose attention is sparse and which has another GELU than BERT"
+"""Why names of BERT with a pooler that is a single layer are refused: BigBird has all other names of BERT."""
+
+
 def _may_be_roberta(names: Mapping[str, Shape | None]) -> str:
     """Return why names of BERT may be of RoBERTa's kind: its single type of tokens, where BERT has two; else ""."""
     name, shape = next(((name, shape) for name, shape in names.items() if name.endswith(TYPES)), ("", None))
@@ -52,6 +56,7 @@ LAYOUT = Layout(
     prefixes=("", "bert."),
     whole=True,
     model_types=("bert",),
+    refused={f"{{prefix}}pooler.{one}": BIG_BIRD for one in ("weight", "bias")},
     doubt=_may_be_roberta,
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ...printable import printable, shell_word
 from ...weights.rows import LayoutError, Shape
+from .. import fitting
 from ..layout import Layout
 from .beginnings import GENERATORS, counted, is_average, is_moment, patterns_of, suspects
 
@@ -22,8 +23,11 @@ Moments and other models that fit are not counted: a tower's first layer, or a n
 Shapes = Mapping[str, Shape | None]
 """Name -> shape, or None where only names are known."""
 
-Fit = Callable[[Shapes], tuple[Layout, str]]
-"""Returns the layout of names, and why the user must name it with --from; raises a LayoutError if none fits."""
+Fit = Callable[[Shapes, str], tuple[Layout, str]]
+"""Returns the layout of names without a prefix, and why the user must name it with --from.
+
+It raises a LayoutError if none fits, or if the prefix is that of another family.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +71,7 @@ def _below(names: Shapes, fit: Fit) -> list[_Below]:
             break
         try:
             bare = {name[len(prefix) :]: shape for name, shape in names.items() if name.startswith(prefix)}
-            layout, doubt = fit(bare)
+            layout, doubt = fit(bare, prefix)
         except LayoutError:
             continue
         own, covered = layout.match(names)
@@ -123,15 +127,15 @@ def _head_outside(names: Collection[str], fit: _Below) -> bool:
     return bool(head) and fit.prefix + head not in names and any(front + head in names for front in fronts)
 
 
-def _dropping(names: Collection[str], closest: Iterable[tuple[Layout, str]]) -> str:
+def _dropping(every: Shapes, closest: Iterable[tuple[Layout, str]]) -> str:
     """Return advice on tensors to leave out, so that a layout covers the others and a model of it is complete."""
-    every = names
     for layout, doubt in closest:
         gone = layout.apart(every)
         names = [name for name in every if name not in gone]
         covered = layout.match(names)[1]
         patterns = dropped_for(names, layout, covered)
-        if patterns:
+        shapes = {name: shape for name in covered if (shape := every[name]) is not None}
+        if patterns and not (shapes and fitting.count_faults(layout, shapes)):
             options = " ".join(f"--drop {shell_word(one)}" for one in patterns)
             end, why = (f" --from {layout.name}", f"; {doubt}") if doubt else ("", "")
             count = len(names) - len(covered)
@@ -148,6 +152,8 @@ def dropped_for(names: Collection[str], layout: Layout, covered: Mapping[str, ob
         covered: the names that it covers.
     """
     rest = [name for name in names if name not in covered]
+    if layout.why_refused(rest):
+        return ()  # the tensors change what the others mean
     if not layout.whole:  # the tensors that a model needs are unknown; only generators' state is surely not a weight
         patterns = [_of_generator(name) for name in rest]
         is_plain = all(patterns) and not any(map(_of_generator, covered))

@@ -246,6 +246,10 @@ def test_configs_of_other_models_are_compared_as_well(kind):
         assert str(sizes[key]) in said
     layers = next(key for key in sizes if "layer" in key)
     assert "layers" in refused(theirs, {**config, layers: 4000})
+    positions = next(key for key in sizes if "position" in key or "context" in key)
+    assert f"{positions} of config.json is 100000000" in refused(theirs, {**config, positions: 10**8})
+    heads = next(key for key in sizes if "head" in key)
+    assert f"({heads} 4) makes" in refused(theirs, {**config, heads: 4})  # of 6 channels
 
 
 def test_a_padded_vocabulary_is_only_held_against_a_config():

@@ -143,6 +143,52 @@ def test_names_of_bert_with_one_type_of_tokens_may_be_of_roberta(tmp_path):
         layouts.detect({f"auto.{name}": array for name, array in arrays.items()})
 
 
+@pytest.mark.parametrize(("layout", "head"), [("hf-roberta", "lm_head."), ("hf-megatron-bert", "cls.predictions.")])
+def test_the_second_name_of_a_heads_bias_is_a_copy_of_the_first(tmp_path, layout, head):
+    arrays = made(layout)
+    arrays[f"{head}decoder.bias"] = arrays[f"{head}bias"].copy()
+    source = tmp_path / "x.safetensors"
+    safetensors.numpy.save_file(arrays, source)
+    checkpoints.convert(source, tmp_path / "flax")
+    checkpoints.convert(tmp_path / "flax", tmp_path / "back.safetensors", to_layout=layout)
+    back = checkpoints.read(tmp_path / "back.safetensors")
+    assert {name: array.tobytes() for name, array in back.items()} == {
+        name: array.tobytes() for name, array in arrays.items()
+    }
+    arrays[f"{head}decoder.bias"][3] += 1
+    safetensors.numpy.save_file(arrays, source)
+    with pytest.raises(CheckpointError, match=f"{head}decoder.bias must hold the numbers of {head}bias"):
+        checkpoints.convert(source, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("prefix", ["roberta.", "data2vec_text.", "state.ernie."])
+def test_names_below_another_familys_prefix_are_not_advised_to_be_of_bert(prefix):
+    arrays = {f"{prefix}{name}": array for name, array in made("hf-bert").items()}
+    with pytest.raises(LayoutError) as caught:
+        layouts.detect(arrays | {"classifier.weight": np.ones((2, 6), np.float32)})
+    assert "--strip" not in str(caught.value)
+
+
+@pytest.mark.parametrize("prefix", ["", "bert."])
+def test_names_of_bert_with_a_pooler_of_one_layer_are_of_big_bird(prefix):
+    arrays = {f"{prefix}{name}": array for name, array in made("hf-bert").items() if "pooler" not in name}
+    arrays |= {f"{prefix}pooler.weight": np.ones((6, 6), np.float32), f"{prefix}pooler.bias": np.ones(6, np.float32)}
+    with pytest.raises(LayoutError, match=r"pooler\.(weight|bias): a pooler of BigBird") as caught:
+        layouts.detect(arrays)
+    assert "--drop" not in str(caught.value)
+
+
+def test_tensors_whose_absence_leaves_shapes_that_do_not_fit_are_not_advised_to_be_dropped():
+    arrays = made("hf-electra")
+    table = next(name for name in arrays if name.endswith("word_embeddings.weight"))
+    arrays[table] = np.ones((11, 4), np.float32)
+    more = {"electra.embeddings_project.weight": np.ones((6, 4), np.float32)}
+    with pytest.raises(LayoutError, match=r"does not know electra\.embeddings_project") as caught:
+        layouts.detect(arrays | more)
+    assert "--drop" not in str(caught.value)
+
+
 def test_blocks_with_two_mixers_are_of_another_family():
     arrays = made("hf-bamba")
     attention = next(name for name in arrays if "self_attn.q_proj" in name).split("self_attn")[0]
