@@ -10,7 +10,7 @@ import safetensors.numpy
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
-from attn_bridge.models import layouts
+from attn_bridge.models import layouts, parts
 
 BLOCK, HEADS, GROUPS, WIDTH, INNER = "model.layers.0", 4, 2, 8, 10
 CONFIG = {
@@ -26,6 +26,16 @@ SHAPES = {
     f"{BLOCK}.mlp.down_proj.weight": (WIDTH, INNER),
 }  # fmt: skip
 BIASES = {f"{BLOCK}.self_attn.{one}_proj.bias": (WIDTH if one in "qo" else 4,) for one in "qkvo"}
+
+
+def test_a_part_with_a_mark_is_left_out_where_a_name_has_the_mark():
+    vision, further = (
+        parts.OmittedPart("vision."),
+        parts.OmittedPart("{prefix}layers.{i}.", "further", "eh_proj.weight"),
+    )
+    names = ["vision.x", *(f"model.layers.{name}" for name in ("1.mlp.w", "2.mlp.w", "2.eh_proj.weight", "12.mlp.w"))]
+    left_out = parts.apart([vision, further], names, ("model.", ""))
+    assert left_out == {"vision.x": vision, **dict.fromkeys(names[2:4], further)}
 
 
 def folder(path, config, more=()):
