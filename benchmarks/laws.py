@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import torch
 import transformers
-from attn_parity.laws.names import LAWS
+from attn_parity.laws import LAWS
 from flax import linen, nnx
 from torch import nn
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Never
 
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.types import Device
 
 from attn_bridge.masks import Mask
@@ -22,11 +22,12 @@ from .initial_weights import linear
 from .random import JaxRngs
 from .recurrent import recurrence
 from .recurrent.short_convolution import ShortConvolution
+from .resetting import Resettable
 from .signatures import DType, typed_as
 from .signatures.attention import RecurrentCall
 
 
-class GatedConvolution(nn.Module):
+class GatedConvolution(Resettable):
     """A convolution of the products of keys and values, times the queries; causal, without positions.
 
     Args:

@@ -191,6 +191,10 @@ _OWN_NORMS = {
 _FEED_FORWARD: dict[str, tuple[str, ...]] = {
     "layers.0.weight": ("hidden", "input"),
     "layers.0.bias": ("hidden",),
+    "layers.1.alpha_p": ("1",),
+    "layers.1.alpha_n": ("1",),
+    "layers.1.beta": (),
+    "layers.1.eps": (),
     "layers.2.weight": ("input", "hidden"),
     "layers.2.bias": ("input",),
     **{f"fc{number}.weight": ("hidden", "input") for number in (1, 2)},

@@ -27,7 +27,15 @@ EYES = np.broadcast_to(np.eye(24, dtype="float32"), (16, 24, 24)).copy()
 PADDING = np.array([[True, True, False, True, True], [True, True, True, False, False]])
 """Padding mask of two sequences of five tokens."""
 
-RECURRENT = ("LinearAttention", "LightningAttention", "GatedDeltaNet", "KimiDeltaAttention", "Mamba", "Mamba2")
+RECURRENT = (
+    "LinearAttention",
+    "LightningAttention",
+    "GatedConvolution",
+    "GatedDeltaNet",
+    "KimiDeltaAttention",
+    "Mamba",
+    "Mamba2",
+)
 """Classes that keep a state instead of keys; they take positions and use none."""
 
 seeded = pytest.mark.parametrize("seed", [0, 1])

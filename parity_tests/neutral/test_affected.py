@@ -19,16 +19,18 @@ def edges():
 
 def test_a_change_in_masks_runs_their_tests_first(edges):
     ordered = affected.nearest_first(["attn_bridge/masks/positions.py"], edges)
-    assert f"{TESTS}/test_masks.py" in ordered[:3]
+    assert f"{TESTS}/reference/test_masks.py" in ordered[:3]
     assert len(ordered) > 50
 
 
 def test_a_module_loaded_by_name_reaches_the_tests_of_its_loader(edges):
-    assert f"{TESTS}/test_doctor.py" in affected.nearest_first(["attn_parity/frameworks/torch/precision.py"], edges)
+    assert f"{TESTS}/command_line/test_doctor.py" in affected.nearest_first(
+        ["attn_parity/frameworks/torch/precision.py"], edges
+    )
 
 
 def test_a_changed_test_file_runs_however_long_it_takes(edges):
-    file = f"{TESTS}/test_rng.py"
+    file = f"{TESTS}/reference/test_rng.py"
     ordered = affected.nearest_first([file], edges)
     assert affected.select(ordered, [file], 20, {file: 1e4}) == affected.Selection((file,), ())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attn_parity.laws.names import LAWS
+from attn_parity.laws import LAWS
 
 from attn_bridge.reference import attention as reference
 from attn_bridge.reference import multi_head_attention

@@ -171,7 +171,7 @@ def test_query_key_and_value_by_position_are_refused(backend, name):
 @pytest.mark.parametrize("name", MODERN)
 def test_sizes_in_place_of_a_config_are_refused(backend, name):
     message = error_of(backend.build, name, num_heads=8)
-    assert message.startswith(f"{name} takes a config, not sizes; use {name}({MODERN[name].__name__}(d_in=..., ")
+    assert message.startswith(f"{name} takes a config, not sizes; use {name}({MODERN[name].__name__}(d_in=...")
     assert "num_heads=8" in message
 
 

@@ -159,11 +159,47 @@ _RIGHT = {
     "router.bias": (3,),
     "correction_bias": (3,),
     "shared_gate.weight": (1, WIDTH),
+    "alpha_p": (1,),
+    "alpha_n": (1,),
+    "beta": (),
+    "layers.1.eps": (),
 }
 """End of a name -> its shape in a model of 4 heads of 2 channels, 3 experts and 11 tokens."""
 
 
+_SELECTIVE = {
+    **dict.fromkeys(("W_gate.weight", "W_value.weight"), (16, WIDTH)),
+    **dict.fromkeys(("W_gate.bias", "W_value.bias", "dt_bias", "D", "conv1d.bias"), (16,)),
+    **dict.fromkeys(("W_query.weight", "W_key.weight"), (4, 16)),
+    **dict.fromkeys(("q_norm.scale", "k_norm.scale"), (4,)),
+    "W_step_down.weight": (3, 16),
+    "W_step_up.weight": (16, 3),
+    "step_norm.scale": (3,),
+    "A_log": (16, 4),
+    "conv1d.weight": (16, 1, 2),
+    "out_proj.weight": (WIDTH, 16),
+    "out_proj.bias": (WIDTH,),
+}
+"""Name in Mamba -> its shape for 16 channels with states of 4 numbers."""
+
+_CONVOLUTION = {
+    **{f"{name}.weight": (WIDTH, WIDTH) for name in ("W_query", "W_key", "W_value", "out_proj")},
+    "conv1d.weight": (WIDTH, 1, 2),
+}
+"""Name in a gated convolution -> its shape; biases are as wide as the model."""
+
+
 def _shape(name, row, rows):
+    layer = name.partition(".linear_att.")[2]
+    names = {name for row in rows for name in row.ours}
+    if layer and any(one.endswith(".W_step_up.weight") for one in names):
+        return _SELECTIVE[layer]
+    if (
+        layer
+        and any(one.endswith(".conv1d.weight") for one in names)
+        and not any(one.endswith(("A_log", "dt_bias")) for one in names)
+    ):
+        return _CONVOLUTION.get(layer, (WIDTH,))
     if name.endswith("linear_att.norm.scale") and _inner(rows):
         return (_inner(rows),)
     right = next((shape for end, shape in _RIGHT.items() if name.endswith(end)), None)

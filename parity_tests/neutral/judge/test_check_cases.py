@@ -65,7 +65,7 @@ def test_the_number_of_processes_follows_cores_and_work():
     assert count("MultiHeadAttention", 64, everywhere=True) == 1, "its cases share what is compiled"
     assert count("LayerNorm RMSNorm", 64) == 1, "done before another process has its imports"
     assert count("LayerNorm RMSNorm dot_product_attention", 64) == 3
-    assert [count("", 2, jobs) for jobs in (1, 3, 100)] == [1, 3, 24]
+    assert [count("", 2, jobs) for jobs in (1, 3, 100)] == [1, 3, 26]
     assert count("LayerNorm RMSNorm", 1, jobs=7) == 2
 
 

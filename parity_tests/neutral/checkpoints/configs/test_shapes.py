@@ -47,7 +47,9 @@ def checkpoint(name, layers=2):
 
 
 def altered(shape):
-    """Return the shape transposed, or with a larger last axis where that changes nothing."""
+    """Return the shape transposed, or with a larger last axis where that changes nothing; two numbers for one."""
+    if not shape:
+        return (2,)
     return shape[::-1] if shape != shape[::-1] else (*shape[:-1], shape[-1] + 1)
 
 

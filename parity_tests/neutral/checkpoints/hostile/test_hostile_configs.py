@@ -220,7 +220,7 @@ def test_sizes_of_our_own_config_are_refused_by_convert(tmp_path, model_type):
     [
         {"model_type": "gemma3n_text", **SIZES, "intermediate_size": [8, 8]},
         {
-            "model_type": "mamba",
+            "model_type": "zamba",
             **SIZES,
             "intermediate_size": 0,
             "head_dim": None,

@@ -71,7 +71,9 @@ ROUTERS = {
     "granitemoe_swa": ({}, Router("softmax")),
     "hunyuan_v1_moe": ({}, Router("softmax")),
     "hy_v3": ({}, Router("sigmoid", scale=2.826, correction=True)),
+    "jamba": ({}, Router("softmax", normalise=False)),
     "kolibri1": ({}, Router("sigmoid", normalise=False, correction=True, corrects="logits")),
+    "lfm2_moe": ({}, Router("sigmoid", correction=True, sum_eps=1e-6)),
     "mellum": ({}, Router("softmax")),
     "minimax": ({}, Router("softmax")),
     "minimax_m2": ({}, Router("sigmoid", correction=True)),
@@ -172,7 +174,7 @@ REFUSED = {
         "partial_rotary_factor (0.2) of qwen3_next turns 3 of the 16 channels of a head, which must be an even number",
     ),
     "factor": ("granite", {"logits_scaling": 0.0}, "logits_scaling (0.0) of granite must be positive"),
-    "encoder": ("bart", {"d_model": 64}, "model_type (bart) is no decoder of ours, which are afmoe, arcee,"),
+    "encoder": ("bart", {"d_model": 64}, "model_type (bart) is no decoder of ours, which are afmoe, apertus,"),
     "nobody": ("nobody", {}, "model_type (nobody) must be one of"),
 }
 

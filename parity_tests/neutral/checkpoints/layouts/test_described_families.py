@@ -53,7 +53,8 @@ def tiny(name, **changes):
     more |= {"rotary_dim": 8} if "position.dim" in fields else {}
     more |= {key: values[0] for key, values in description.fixed.items() if description.defaults.get(key) not in values}
     more |= dict.fromkeys(description.same, TINY["hidden_size"])
-    more |= {key: TINY[usual] for usual, key in description.keys.items()}
+    more |= {key: TINY[usual] for usual, key in description.keys.items() if usual in TINY}
+    more |= {"attention_types": [[["global", "local"], 2], [["global"], 1]]} if name == "gpt_neo" else {}
     return {"model_type": name, **TINY, **more, **changes}
 
 
