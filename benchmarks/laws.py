@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import torch
 import transformers
-from attn_parity.laws import LAWS
 from flax import linen, nnx
 from torch import nn
 
 import torch_attn
 from attn_bridge import parity, specs
+from attn_parity.laws import LAWS
 
 MARKS = {"holds": "+", "broken": "BROKEN", "not tried": ""}
 RANDOM = np.random.default_rng(0)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attn_parity.laws import LAWS
 
 from attn_bridge.reference import attention as reference
 from attn_bridge.reference import multi_head_attention
 from attn_bridge.specs import VARIANTS, MultiHeadAttentionConfig
+from attn_parity.laws import LAWS
 from benchmarks.agents.catalogue import PORTS
 from benchmarks.app import run
 from benchmarks.cells import LINEARS, Cell, Group
