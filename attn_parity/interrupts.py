@@ -20,9 +20,9 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-BETWEEN = frozenset({"__enter__", "__exit__", "enter_context", "__del__"})
-"""Functions that must not be left halfway: those of contexts, the frameworks' included; and ``__del__``, where Python
-only prints exceptions, as it does in callbacks of its garbage collector.
+BETWEEN = frozenset({"__enter__", "__exit__", "enter_context", "__del__", "_take_up"})
+"""Functions that must not be left halfway: those of contexts, the frameworks' included; and ``__del__`` and the hook
+that prints its exceptions, where Python only prints those that follow, as in callbacks of its garbage collector.
 """
 
 AGAIN = 1e-3

@@ -59,6 +59,23 @@ def test_an_interrupt_while_garbage_is_collected_is_not_lost(only_collected_here
     assert sent
 
 
+def test_an_interrupt_while_an_exception_is_printed_is_not_lost(monkeypatch):
+    class Failing:
+        def __del__(self):
+            raise ValueError("is printed")
+
+    printed = []
+
+    def hook(unraisable):
+        signal.raise_signal(signal.SIGINT)
+        printed.append(str(unraisable.exc_value))
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+    with pytest.raises(KeyboardInterrupt):
+        waiting(Failing)
+    assert printed == ["is printed"]
+
+
 def test_an_interrupt_while_something_ends_is_not_lost():
     with pytest.raises(KeyboardInterrupt):
         waiting(Sending)
