@@ -48,6 +48,7 @@ def test_both_twins_are_the_formula(length):
             np.testing.assert_allclose(got, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.usefixtures("x64")
 def test_a_form_that_is_unknown_is_refused():
     ours, _ = twins()
     with pytest.raises(ValueError, match=r"^form \('ring'\) must be one of 'chunked', 'recurrent' or None$"):
