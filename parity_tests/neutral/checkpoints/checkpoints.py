@@ -28,6 +28,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "mamba_n_groups": 2,
     "mamba_d_state": 4,
+    "state_size": 4,
     "ssm_state_size": 4,
     "mamba_n_heads": 8,
 }
