@@ -20,6 +20,7 @@ from attn_bridge.specs import GatedConvolutionConfig
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
+from .modes import takes_mode
 from .random import Rngs
 from .recurrent import recurrence
 from .recurrent.short_convolution import ShortConvolution
@@ -60,6 +61,7 @@ class GatedConvolution(nnx.Module):
         self.out_proj = linear(width, config.d_out, use_bias, **options)
 
     @typed_as(RecurrentCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],

@@ -20,6 +20,7 @@ from attn_bridge.specs import MambaConfig
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear, uniform
+from .modes import takes_mode
 from .random import Rngs
 from .recurrent import decayed, recurrence, selective
 from .recurrent.gated_norm import GatedNorm
@@ -75,6 +76,7 @@ class Mamba(nnx.Module):
         self.out_proj = linear(width, config.d_out, config.bias, **options)
 
     @typed_as(RecurrentCall)
+    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],
