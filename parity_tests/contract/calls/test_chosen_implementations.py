@@ -62,8 +62,13 @@ def test_a_module_computes_by_the_implementation_it_was_given(backend, names, na
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_module_with_a_state_computes_in_the_form_it_was_given(backend, monkeypatch, name):
     config, seen = specs.find_variant(name).examples[0].config, []
-    room = {"LightningAttention": "decayed", "Mamba2": "decayed", "Mamba": "selective"}.get(name, "recurrence")
-    recurrence = importlib.import_module(f"{backend.package.__name__}.recurrent.{room}")
+    rooms = {
+        "GatedConvolution": "gated_convolution",
+        "LightningAttention": "recurrent.decayed",
+        "Mamba": "recurrent.selective",
+        "Mamba2": "recurrent.decayed",
+    }
+    recurrence = importlib.import_module(f"{backend.package.__name__}.{rooms.get(name, 'recurrent.recurrence')}")
     right = recurrence.choose_form
     monkeypatch.setattr(recurrence, "choose_form", lambda form, *rest: seen.append(form) or right(form, *rest))
     module, x = backend.build(name, config=config, implementation="recurrent"), draw(2, 5, config.d_in)
