@@ -29,13 +29,14 @@ from ..handwritten.grouped import (
     write_heads,
     write_windows,
 )
-from ..layout import HEAD, Layout
+from ..layout import Layout
 from ..reading.decoders import ACTIVATIONS, NAMES, activation_of, attention_of, inverse, write_sizes
 from ..reading.model_config import ConfigFile, nested
 from ..reading.rotary import read_nested_rotary, read_rotary, write_nested, write_rotary
 from ..rows.common import TIE
 from ..rows.decoder import APART, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
 from . import experts, latent, runs
+from .buffers import rows_of_buffers
 from .description import Description, KeySource, dumps
 
 SETTINGS = {
@@ -438,23 +439,10 @@ def _shared_width(config: ConfigFile) -> int:
 _TIED = KeySource(key="tie_word_embeddings")
 
 
-def _copies_of_biases(rows: tuple[Row, ...]) -> list[Row]:
-    """Return rows for the second name that BERT's kind of head gives its bias: ``decoder.bias`` next to ``bias``.
-
-    A state_dict has both, a file of `save_pretrained` only the first; the derivation sees the latter.
-    """
-    names = {row.theirs for row in rows if row.ours == ("out_bias",)}
-    above = [row.theirs.removesuffix("decoder.weight") for row in rows if row.ours == (HEAD,)]
-    return [
-        Row(f"{one}decoder.bias", reason=f"a copy of {one}bias", copy_of=f"{one}bias")
-        for one in above
-        if f"{one}bias" in names
-    ]
-
-
 def layout_of(description: Description) -> Layout:
     """Return the table of a described family's tensors; its rows hold them all where its prefixes are its own."""
     title = f"transformers {description.architecture.removesuffix('ForCausalLM')}"
+    rows = (*description.rows, *rows_of_buffers(description.rows))
     used = {size for row in description.rows for size in (*row.sizes.values(), *row.split, *row.shares)}
     aliases = description.aliases
     # A file's own name of a key goes before the usual one, which the defaults have.
@@ -480,7 +468,7 @@ def layout_of(description: Description) -> Layout:
         return decoder(
             description.layout,
             title,
-            description.rows,
+            rows,
             model_types=(description.model_type,),
             settings=settings,
             defaults=defaults,
@@ -489,7 +477,7 @@ def layout_of(description: Description) -> Layout:
     return Layout(
         description.layout,
         title,
-        (*description.rows, *_copies_of_biases(description.rows)),
+        rows,
         prefixes=description.prefixes,
         settings={**tie, **settings},
         defaults={"tie": 0, **defaults},

@@ -33,6 +33,15 @@ def is_causal_mask(shape: Shape, start: int, values: Values) -> bool:
     return _is_square(shape) and np.array_equal(values == 0, column > row)
 
 
+def is_mask_of_window(shape: Shape, start: int, values: Values) -> bool:
+    """Whether zeros hide from a token the ones behind it, and perhaps those that are too far before it."""
+    column, row = _indices(shape, start, values)
+    distance, shown = row - column, values != 0
+    far = distance[~shown & (distance >= 0)]
+    near = distance[shown].max(initial=0)
+    return _is_square(shape) and bool(distance[shown].min(initial=0) >= 0 and far.min(initial=near + 1) > near)
+
+
 def is_inverted_causal_mask(shape: Shape, start: int, values: Values) -> bool:
     """Whether zeros show a token itself and the ones before it, and nothing else is zero."""
     column, row = _indices(shape, start, values)

@@ -169,7 +169,8 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         yield f"other {key} not refused", dataclasses.replace(description, same=rest)
     for usual, key in description.keys.items():
         keys = {**description.keys, usual: key.replace("decoder", "encoder")}
-        yield f"{usual} of the encoder", dataclasses.replace(description, keys=keys)
+        if keys != description.keys:
+            yield f"{usual} of the encoder", dataclasses.replace(description, keys=keys)
     for key in description.required:
         yield f"null of {key} not refused", dataclasses.replace(description, required=())
 

@@ -162,6 +162,45 @@ def test_the_second_name_of_a_heads_bias_is_a_copy_of_the_first(tmp_path, layout
     assert not (tmp_path / "other").exists()
 
 
+LOWER = np.tril(np.ones((1, 1, 9, 9), bool))
+BUFFERS = {
+    "hf-gpt-neo": (
+        "transformer.h.{}.attn.attention.",
+        {"bias": LOWER ^ np.tril(LOWER, -4), "masked_bias": np.float32(-1e9)},
+    ),
+    "hf-gptj": ("transformer.h.{}.attn.", {"bias": LOWER.astype(np.uint8), "masked_bias": np.float32(-1e9)}),
+    "hf-gpt-neox": ("gpt_neox.layers.{}.attention.", {"bias": LOWER, "rotary_emb.inv_freq": np.float32([1.0, 0.1])}),
+    "hf-codegen": ("transformer.h.{}.attn.", {"causal_mask": LOWER}),
+    "hf-roberta": (
+        "roberta.embeddings.",
+        {"position_ids": np.arange(9)[None], "token_type_ids": np.zeros((1, 9), int)},
+    ),
+}
+"""Layout -> front of the buffers that older versions of `transformers` wrote, and their numbers."""
+
+
+@pytest.mark.parametrize("layout", BUFFERS)
+def test_buffers_of_older_files_are_left_out_and_come_back(tmp_path, layout):
+    front, buffers = BUFFERS[layout]
+    arrays, settings = made(layout), {"num_heads": 4} if layout == "hf-gpt-neox" else {}
+    arrays |= {front.format(0) + name: np.asarray(numbers) for name, numbers in buffers.items()}
+    source = tmp_path / "x.safetensors"
+    safetensors.numpy.save_file(arrays, source)
+    checkpoints.convert(source, tmp_path / "flax", settings=settings)
+    checkpoints.convert(tmp_path / "flax", tmp_path / "back.safetensors", to_layout=layout)
+    back = checkpoints.read(tmp_path / "back.safetensors")
+    assert {name: array.tobytes() for name, array in back.items()} == {
+        name: array.tobytes() for name, array in arrays.items()
+    }
+    for name, numbers in buffers.items():
+        # A mask that shows all, a number above zero, frequencies that rise, positions and types from 1 on.
+        wrong = np.arange(1, np.size(numbers) + 1).reshape(np.shape(numbers)).astype(np.asarray(numbers).dtype)
+        safetensors.numpy.save_file(arrays | {front.format(0) + name: wrong}, source)
+        with pytest.raises(CheckpointError, match=f"{name} is not what it would be left out as"):
+            checkpoints.convert(source, tmp_path / "other", settings=settings)
+        assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("prefix", ["roberta.", "data2vec_text.", "state.ernie."])
 def test_names_below_another_familys_prefix_are_not_advised_to_be_of_bert(prefix):
     arrays = {f"{prefix}{name}": array for name, array in made("hf-bert").items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 
 import pytest
@@ -149,3 +150,28 @@ def test_families_written_by_hand_go_before_derived_ones():
     assert not {name for file in families.HAND_WRITTEN for one in file.FAMILIES for name in one.model_types} & set(
         NAMES
     )
+
+
+@pytest.mark.parametrize(
+    ("runs", "why"),
+    [
+        ([[["global", "local"], 2]], "must be those of num_layers (5)"),
+        ([[["global"], 6]], "must be those of num_layers (5)"),
+        ([[["global"], 10**12]], "must be those of num_layers (5)"),
+        ([[["global", "near"], 1]], "must be lists of global and local, each with a number"),
+        ([[["local"], True]], "must be lists of global and local, each with a number"),
+        ("global", "must be lists of global and local, each with a number"),
+        (None, "must be lists of global and local, each with a number"),
+    ],
+)
+def test_runs_of_other_kinds_or_numbers_of_layers_are_refused(runs, why):
+    with pytest.raises(ValueError, match=f"^attention_types of gpt_neo {re.escape(why)}$"):
+        families.find_decoder(tiny("gpt_neo", attention_types=runs))
+
+
+def test_names_of_layers_take_precedence_over_runs_of_them():
+    named = families.find_decoder(tiny("gpt_neo", attention_layers=["local", "local", "global", "local", "global"]))
+    assert [block.attention.mask.reach is None for block in named.blocks] == [False, False, True, False, True]
+    for wrong, why in ((["local"], "those of num_layers (5)"), (["near"] * 5, "names, global or local")):
+        with pytest.raises(ValueError, match=f"^attention_layers of gpt_neo must be {re.escape(why)}$"):
+            families.find_decoder(tiny("gpt_neo", attention_layers=wrong))
