@@ -25,7 +25,7 @@ from ..reading.rotary import read_rotary, write_rotary
 from ..rows.attention import SPLIT, below
 from ..rows.decoder import LAYER, OURS, attention, decoder, feed_forward, norms
 from .grouped import attention_layer, head_dim_of, read_sizes, write_heads
-from .mamba import SIZES, Keys, read_config, table, write_keys
+from .mamba2 import SIZES, Keys, read_config, table, write_keys
 
 _KEYS = Keys(width="mamba_d_ssm")
 

@@ -41,7 +41,7 @@ from ..rows.decoder import (
 )
 from .granite import granite_model, write_granite_model
 from .grouped import attention_layer, head_dim_of, read_sizes, write_heads
-from .mamba import SIZES, Keys, read_layer, table, write_layer
+from .mamba2 import SIZES, Keys, read_layer, table, write_layer
 
 _KINDS = ("linear_attention", "full_attention")
 

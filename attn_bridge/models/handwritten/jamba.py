@@ -38,7 +38,7 @@ from ..rows.decoder import (
     norms,
 )
 from .grouped import attention_layer, read_sizes, write_heads
-from .mamba1 import SelectiveKeys, read_layer, table, write_layer
+from .mamba import SelectiveKeys, read_layer, table, write_layer
 
 _KEYS = SelectiveKeys(
     expand="mamba_expand",

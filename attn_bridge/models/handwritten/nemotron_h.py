@@ -18,7 +18,7 @@ from ..reading.model_config import ConfigFile
 from ..rows.attention import SPLIT, below
 from ..rows.decoder import LAYER, OURS, QUANTISED, norms
 from .grouped import attention_layer, read_sizes, write_heads
-from .mamba import SIZES, Keys, read_layer, table, write_layer
+from .mamba2 import SIZES, Keys, read_layer, table, write_layer
 
 _KEYS = Keys(
     heads="mamba_num_heads",
