@@ -66,7 +66,7 @@ def tree(parents: ArrayLike, context: int = 0) -> Mask:
 
     Raises:
         TypeError: `parents` are not integers with known values, or `context` is not an integer.
-        ValueError: `parents` have neither one axis nor two, or a parent does not come before its node.
+        ValueError: `parents` have no node, or neither one axis nor two, or a parent does not come before its node.
 
     Example:
         >>> at = np.arange(4)
@@ -111,8 +111,12 @@ def _parents(parents: ArrayLike) -> np.ndarray:
     """Return the parents as ``(B, N)``."""
     try:
         rows = np.asarray(parents)
-    except Exception as error:  # an array of a framework that is traced or on another device has its own classes
+    except ValueError as error:
+        raise ValueError("parents must have shape (N,) or (B, N), got rows of several lengths") from error
+    except (TypeError, RuntimeError) as error:  # traced, on a device, or with gradients
         raise TypeError(f"parents must have known values in the host's memory, got {type(parents).__name__}") from error
+    if not rows.size:
+        raise ValueError("parents must have at least one node")
     if rows.dtype.kind not in "iu":
         raise TypeError(f"parents must have an integer dtype, got {rows.dtype}")
     if rows.ndim not in (1, 2):

@@ -299,6 +299,12 @@ def test_bounds_of_windows_and_chunks_leave_nothing_more_out():
         (lambda: masks.block_diffusion(2, 0), ValueError, "tokens (0) must be at least 1"),
         (lambda: masks.tree([-1], -1), ValueError, "context (-1) must be at least 0"),
         (lambda: masks.tree([0.5]), TypeError, "parents must have an integer dtype, got float64"),
+        (
+            lambda: masks.tree([[-1], [-1, 0]]),
+            ValueError,
+            "parents must have shape (N,) or (B, N), got rows of several lengths",
+        ),
+        (lambda: masks.tree(np.zeros((2, 0), int)), ValueError, "parents must have at least one node"),
         (lambda: masks.tree(3), ValueError, "parents must have shape (N,) or (B, N), got ()"),
         (lambda: masks.tree([-1, 1]), ValueError, "parents[..., 1] (1) must be below 1, or -1 for a root"),
         (
