@@ -34,7 +34,7 @@ from ..reading.decoders import ACTIVATIONS, NAMES, activation_of, attention_of, 
 from ..reading.model_config import ConfigFile, nested
 from ..reading.rotary import read_nested_rotary, read_rotary, write_nested, write_rotary
 from ..rows.common import TIE
-from ..rows.decoder import APART, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
+from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
 from . import experts, latent, runs
 from .buffers import rows_of_buffers
 from .description import Description, KeySource, dumps
@@ -442,7 +442,7 @@ _TIED = KeySource(key="tie_word_embeddings")
 def layout_of(description: Description) -> Layout:
     """Return the table of a described family's tensors; its rows hold them all where its prefixes are its own."""
     title = f"transformers {description.architecture.removesuffix('ForCausalLM')}"
-    rows = (*description.rows, *rows_of_buffers(description.rows))
+    rows = (*description.rows, *rows_of_buffers(description.rows), *FURTHER_ROWS)
     used = {size for row in description.rows for size in (*row.sizes.values(), *row.split, *row.shares)}
     aliases = description.aliases
     # A file's own name of a key goes before the usual one, which the defaults have.
@@ -473,6 +473,7 @@ def layout_of(description: Description) -> Layout:
             settings=settings,
             defaults=defaults,
             marks=marks,
+            parts=(FURTHER_LAYER,),
         )
     return Layout(
         description.layout,
@@ -485,5 +486,5 @@ def layout_of(description: Description) -> Layout:
         marks=marks,
         refused=QUANTISED,
         model_types=(description.model_type,),
-        parts=TOWERS,
+        parts=(*TOWERS, FURTHER_LAYER),
     )

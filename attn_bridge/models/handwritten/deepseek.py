@@ -17,7 +17,6 @@ from ...specs.position import Pairing
 from ...specs.sparse_indexed_attention import SparseIndexedAttentionConfig
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
-from ..parts import OmittedPart
 from ..reading.decoders import (
     attention_of,
     feed_forward_of,
@@ -32,7 +31,7 @@ from ..reading.model_config import ConfigFile
 from ..reading.rotary import magnitude_of, read_rotary, write_rotary
 from ..rows.attention import INDEXER, QUERY, QUERY_LATENT, Table, latent
 from ..rows.common import HEADS
-from ..rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from ..rows.decoder import EXPERTS, FINAL_NORM, FURTHER_LAYER, FUSED, LAYER, OURS, attention, decoder, experts, norms
 from .grouped import check_even_heads
 
 _SPARSE: dict[str, Pairing] = {"deepseek_v32": "half", "glm_moe_dsa": "interleaved"}
@@ -340,8 +339,6 @@ LAYOUT = decoder(
     ],
     settings={**FUSED, **HEADS, **{name: (name,) for name in ("kv_lora_rank", "qk_nope_head_dim")}},
     defaults={"fused": 0},
-    parts=(
-        OmittedPart(LAYER, "it predicts further tokens, and transformers leaves it out, too", mark="eh_proj.weight"),
-    ),
+    parts=(FURTHER_LAYER,),
     model_types=("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"),
 )

@@ -16,7 +16,7 @@ from ..layout import Layout
 from ..reading.decoders import NAMES, WrittenKeys, activation_of, feed_forward_of, write_sizes
 from ..reading.model_config import ConfigFile
 from ..rows.attention import SPLIT, below
-from ..rows.decoder import LAYER, OURS, QUANTISED, norms
+from ..rows.decoder import FURTHER_ROWS, LAYER, OURS, QUANTISED, norms
 from .grouped import attention_layer, read_sizes, write_heads
 from .mamba2 import SIZES, Keys, read_layer, table, write_layer
 
@@ -204,7 +204,7 @@ LAYOUT = Layout(
         ),
         *norms(norm1="norm"),
         Row("{prefix}norm_f.weight", ("final_norm.scale",)),
-        Row("mtp.{rest}", reason="predicts further tokens, which transformers leaves out, too"),
+        *FURTHER_ROWS,
     ],
     prefixes=("backbone.", "model.", ""),
     settings={**SIZES, "mamba_state": ("ssm_state_size",), "mamba_groups": ("n_groups", "mamba_n_groups")},

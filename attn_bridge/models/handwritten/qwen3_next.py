@@ -29,7 +29,7 @@ from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
 from ..rows.attention import DELTA_NET, Size, Table, below, delta_net_by_head, gated
 from ..rows.common import HEADS
-from ..rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from ..rows.decoder import EXPERTS, FINAL_NORM, FURTHER_ROWS, FUSED, LAYER, OURS, attention, decoder, experts, norms
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes, write_heads
 from .qwen3_moe import is_dense
 
@@ -273,7 +273,7 @@ def _layout(name: str, title: str, delta_net: Table, marks: tuple[str, ...], mod
             Row(f"{LAYER}mlp.shared_expert_gate.weight", (f"{OURS}ff.shared_gate.weight",), branch=EXPERTS),
             *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
             FINAL_NORM,
-            Row("mtp.{rest}", reason="predicts further tokens, which transformers leaves out, too"),
+            *FURTHER_ROWS,
         ],
         settings={**FUSED, **HEADS, **{name: (name,) for name in ("linear_num_key_heads", "linear_key_head_dim")}},
         defaults={"fused": 0},

@@ -201,6 +201,27 @@ def test_buffers_of_older_files_are_left_out_and_come_back(tmp_path, layout):
         assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize(
+    ("layout", "front"),
+    [("hf-glm4-moe", "layers.9."), ("hf-exaone-moe", "mtp."), ("hf-ernie4-5-moe", "model.mtp_block.0.")],
+)
+def test_what_predicts_further_tokens_is_left_out(tmp_path, layout, front):
+    """A layer behind the others, as GLM-4.5 has it, or a module of its own; transformers ignores both."""
+    arrays = made(layout)
+    block = next(name for name in arrays if "layers.0." in name).partition("layers.0.")[0] + "layers.0."
+    front = f"{block.partition('layers.')[0]}{front}" if front.startswith("layers") else front
+    further = {front + name.removeprefix(block): array for name, array in arrays.items() if name.startswith(block)}
+    further |= {f"{front}eh_proj.weight": np.ones((6, 12), np.float32), f"{front}enorm.weight": np.ones(6, np.float32)}
+    sources = {name: tmp_path / f"{name}.safetensors" for name in ("plain", "both")}
+    safetensors.numpy.save_file(arrays, sources["plain"])
+    safetensors.numpy.save_file(arrays | further, sources["both"])
+    results = []
+    for name, source in sources.items():
+        checkpoints.convert(source, tmp_path / name, from_layout=layout)
+        results.append({key: array.tobytes() for key, array in checkpoints.read(tmp_path / name).items()})
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("prefix", ["roberta.", "data2vec_text.", "state.ernie."])
 def test_names_below_another_familys_prefix_are_not_advised_to_be_of_bert(prefix):
     arrays = {f"{prefix}{name}": array for name, array in made("hf-bert").items()}
