@@ -34,7 +34,7 @@ def is_causal_mask(shape: Shape, start: int, values: Values) -> bool:
 
 
 def is_mask_of_window(shape: Shape, start: int, values: Values) -> bool:
-    """Whether zeros hide from a token the ones behind it, and perhaps those that are too far before it."""
+    """Whether every row shows the token itself and those before it, all of them or the nearest, and no other."""
     column, row = _indices(shape, start, values)
     distance, shown = row - column, values != 0
     far = distance[~shown & (distance >= 0)]
