@@ -34,7 +34,7 @@ FURTHER_LAYER = OmittedPart(LAYER, f"it {_FURTHER_TOKENS}", mark="eh_proj.weight
 """A layer behind the others, as DeepSeek V3 and GLM-4.5 have it."""
 
 FURTHER_ROWS = tuple(Row(name, reason=_FURTHER_TOKENS) for name in ("mtp.{rest}", "{prefix}mtp_{rest}"))
-"""The same in modules of their own, as in Qwen3-Next and ERNIE 4.5."""
+"""Modules that do the same next to the layers, as in Qwen3-Next and ERNIE 4.5."""
 
 OUTER = "language_model."
 """Prefix of all names of a multimodal model's text model, including the head, before `transformers` 5."""
