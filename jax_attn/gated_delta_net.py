@@ -107,7 +107,7 @@ class GatedDeltaNet(nnx.Module):
         mixed = jnp.concatenate([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
         mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
         key_width = self.config.key_width
-        # Keys of length 1: with a beta of 1, k k^T takes away just what is stored under k, and the state cannot grow.
+        # Keys of length 1: with a beta of 1, k k^T removes the value stored under k alone, and the state cannot grow.
         query, key = (
             recurrence.unit_length(rearrange(one, "b t (h c) -> b t h c", h=self.config.num_heads))
             for one in (mixed[..., :key_width], mixed[..., key_width : 2 * key_width])

@@ -120,7 +120,7 @@ class KimiDeltaAttention(nnx.Module):
                 self.W_gate_up(self.W_gate_down(batch)),
             )
         )
-        # Keys of length 1: with a beta of 1, k k^T takes away just what is stored under k, and the state cannot grow.
+        # Keys of length 1: with a beta of 1, k k^T removes the value stored under k alone, and the state cannot grow.
         query, key = recurrence.unit_length(query), recurrence.unit_length(key)
         # A decay per channel of the key, where Gated DeltaNet has one per head; A_log stays one per head.
         dt_bias = self.dt_bias.reshape(alpha.shape[2:])

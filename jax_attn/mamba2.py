@@ -133,7 +133,7 @@ class Mamba2(nnx.Module):
         context, state = decayed.decayed_attention(
             query,
             key,
-            # Discretised: the step scales what is written, and exp(-exp(A_log) * step) is what remains.
+            # Discretised: the step scales the written value, and exp(-exp(A_log) * step) the old state.
             wide * steps[..., None],
             -jnp.exp(self.A_log.astype(steps.dtype)) * steps,
             state=None if cache is None else cache.state,

@@ -74,8 +74,8 @@ def product(
     if code.module.pairs == "amx":
         _by_tiles(code, *sizes, adds=adds)
     elif code.module.pairs == "avx512bf16":
-        # 4 * 4 and 8 * 2 are 16 sums of 32 registers; what is left of the columns is a multiple of 16, so 8 * 1 ends
-        # it.
+        # 4 * 4 and 8 * 2 are 16 sums of 32 registers; the columns left over are a multiple of 16, which
+        # 8 * 1 ends.
         _by_rows(code, *sizes, adds=adds, lanes=16, tiles=((4, 4), (8, 2), (8, 1)), multiply=_with_avx512)
     else:
         _by_rows(code, *sizes, adds=adds, lanes=LANES, tiles=((4, 2), (4, 1)), multiply=_with_floats)

@@ -91,7 +91,7 @@ class TargetFile:
         """Write bytes at a position."""
         view = as_bytes(data)
         try:
-            # O_DIRECT takes whole pages alone: what is in front of the first and behind the last goes through the
+            # O_DIRECT takes whole pages alone: the bytes before the first and behind the last go through the
             # cache.
             first = -start % PAGE
             whole = (len(view) - first) // PAGE * PAGE

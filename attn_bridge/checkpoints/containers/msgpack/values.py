@@ -68,7 +68,7 @@ class Scanner:
         else:
             self.at += count
         self._taken += count
-        # Counts what is held in memory; elements of arrays are skipped, and may be any number.
+        # Counts the values kept in memory; elements of arrays are skipped, and may be any number.
         if self._taken > MAX_HEADER:
             raise self.bad(f"has more than {MAX_HEADER} bytes beside its arrays")
         return self._window[first : first + count]

@@ -93,8 +93,8 @@ class LocalPlace(StagingPlace):
             except OSError as error:
                 raise unwritable(self.folder, error) from None
             with handle:
-                # Between opening and locking the file may have been deleted: a lock on it would exclude nobody who
-                # opens the new one.
+                # Between opening and locking the file may have been deleted: a lock on it would not stop a process
+                # that opens the new one.
                 is_held = staging.lock(handle, is_shared=True)
                 if is_held and staging.is_same(handle, self.folder / name):
                     yield handle
