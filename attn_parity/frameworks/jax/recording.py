@@ -13,13 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
 from jax.extend import core
 from jax.interpreters import ad, batching
 
 from ...sides.subject import Arguments, Call, DtypeCall, ModuleFailedError, Substitute, flatten, replace
-from .probes.numpy_interpreter import NOTE
+from .probes.numpy_interpreter import NOTE, is_jax_array
 
 recording = jax.make_user_context(0)
 """JAX user context with the number of the running tape: keeps programs traced for a tape apart in JAX's caches."""
@@ -238,13 +237,6 @@ _note.def_abstract_eval(lambda value, **_: value)
 ad.primitive_jvps[_note] = _tangent
 ad.primitive_transposes[_note] = _transposed
 batching.primitive_batchers[_note] = _batched
-
-
-def is_jax_array(value: object) -> bool:
-    """Return whether a leaf is an array that can be handed on as NumPy's."""
-    if isinstance(value, nnx.Variable):
-        return False
-    return isinstance(value, (Array, np.ndarray)) and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
 
 
 def _is_slot(value: object) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import Array
 from jax.extend import core
 from jax.typing import ArrayLike
@@ -317,3 +318,10 @@ def _is_double(atom: core.Atom) -> bool:
 
 def _is_float(aval: object) -> bool:
     return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+def is_jax_array(value: object) -> bool:
+    """Return whether a leaf is an array that can be handed on as NumPy's."""
+    if isinstance(value, nnx.Variable):
+        return False
+    return isinstance(value, (Array, np.ndarray)) and not jnp.issubdtype(value.dtype, jax.dtypes.extended)

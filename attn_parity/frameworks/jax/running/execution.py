@@ -26,9 +26,9 @@ from ....sides.subject import Arguments, ModuleFailedError, flatten
 from ....sides.tables import Tables
 from ..probes.literals import evaluate_literals
 from ..probes.logsumexp import with_logsumexp
-from ..probes.numpy_interpreter import bind, inline, last_uses
+from ..probes.numpy_interpreter import bind, inline, is_jax_array, last_uses
 from ..probes.tables import evaluate_tables
-from ..recording import Tape, is_jax_array
+from ..recording import Tape
 from ..sides.adapter import JaxPart, Setting, is_jax_float
 from .promotion import promoted
 
