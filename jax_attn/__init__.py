@@ -7,6 +7,8 @@ require("flax", "jax", "flax")
 from . import functional, steps
 from .bert_encoder import BertEncoder
 from .blocks.decoder_block import DecoderBlock
+from .blocks.hyper_connection import HyperConnection
+from .blocks.token_prediction import TokenPrediction
 from .causal_attention import CausalAttention
 from .checkpoints import from_hf, load, save, to_hf
 from .cross_attention import CrossAttention
@@ -44,6 +46,7 @@ __all__ = [
     "GatedConvolution",
     "GatedDeltaNet",
     "GroupedQueryAttention",
+    "HyperConnection",
     "KimiDeltaAttention",
     "LayerNorm",
     "LightningAttention",
@@ -58,6 +61,7 @@ __all__ = [
     "SelfAttention_v1",
     "SelfAttention_v2",
     "SparseIndexedAttention",
+    "TokenPrediction",
     "from_hf",
     "functional",
     "load",

@@ -331,6 +331,18 @@ def is_stock(layer: nnx.Module) -> bool:
     )
 
 
+def widened(layer: nnx.Module, x: Float[Array, "... i"]) -> Float[Array, "... o"]:
+    """Return the output of a linear layer, its input and weights in float32, or wider ones as they are.
+
+    A layer that replaced ours computes in its own dtype.
+    """
+    wide = wide_dtype(x)
+    if not is_stock(layer):
+        return layer(x).astype(wide)
+    out = x.astype(wide) @ layer.kernel.astype(wide)
+    return out if layer.bias is None else out + layer.bias.astype(wide)
+
+
 def cache_options(layer: nnx.Module) -> dict[str, Any]:
     """Return the dtype of a cache for the output of a layer.
 

@@ -347,6 +347,18 @@ def is_stock(layer: nn.Module) -> bool:
     return (kind.__module__, kind.__qualname__) == (nn.Linear.__module__, nn.Linear.__qualname__)
 
 
+def widened(layer: nn.Module, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
+    """Return the output of a linear layer, its input and weights in float32, or wider ones as they are.
+
+    A layer that replaced ours computes in its own dtype.
+    """
+    wide = wide_dtype(x)
+    if not is_stock(layer):
+        return layer(x).to(wide)
+    out = x.to(wide) @ layer.weight.to(wide).T
+    return out if layer.bias is None else out + layer.bias.to(wide)
+
+
 def cache_options(layer: nn.Module) -> dict[str, Any]:
     """Return device and dtype of a cache for the output of a layer.
 

@@ -45,6 +45,7 @@ from .gated_convolution import GatedConvolutionConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .gpt_model import GPTModelConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
+from .hyper_connection import HyperConnectionConfig
 from .kimi_delta_attention import KimiDeltaAttentionConfig
 from .layer_norm import LayerNormConfig
 from .lightning_attention import LightningAttentionConfig
@@ -72,6 +73,7 @@ from .self_attention_v1 import SelfAttentionV1Config
 from .self_attention_v2 import SelfAttentionV2Config
 from .simple_self_attention import SimpleSelfAttentionConfig
 from .sparse_indexed_attention import SparseIndexedAttentionConfig
+from .token_prediction import TokenPredictionConfig
 
 __all__ = [
     "VARIANTS",
@@ -93,6 +95,7 @@ __all__ = [
     "GatedConvolutionConfig",
     "GatedDeltaNetConfig",
     "GroupedQueryAttentionConfig",
+    "HyperConnectionConfig",
     "Indexer",
     "KimiDeltaAttentionConfig",
     "LayerNormConfig",
@@ -121,6 +124,7 @@ __all__ = [
     "SparseIndexedAttentionConfig",
     "StackConfig",
     "Temperature",
+    "TokenPredictionConfig",
     "Variant",
     "YaRNScaling",
     "find_variant",

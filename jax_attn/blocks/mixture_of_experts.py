@@ -83,20 +83,14 @@ class MixtureOfExperts(nnx.Module):
     def choose(self, tokens: Float[Array, "n d"]) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
         """Return the numbers of each token's experts ``(N, top_k)``, and their weights, float32 or wider."""
         config, router = self.config, self.config.router
-        wide = functional.wide_dtype(tokens)
-        if functional.is_stock(self.router):
-            logits = tokens.astype(wide) @ self.router.kernel.astype(wide)
-            if router.bias:
-                logits = logits + self.router.bias.astype(wide)
-        else:
-            logits = self.router(tokens).astype(wide)
+        logits = functional.widened(self.router, tokens)
         if router.scores == "sparse_mixer":
             chosen, weights = self._mix_sparsely(logits)
             return chosen, weights * router.scale
         scores = jax.nn.softmax(logits, -1) if router.scores == "softmax" else jax.nn.sigmoid(logits)
         preferred = scores if router.corrects == "scores" else logits
         if router.correction:
-            preferred = preferred + self.router.correction_bias.astype(wide)
+            preferred = preferred + self.router.correction_bias.astype(logits.dtype)
         if router.groups is not None:
             preferred = self._in_best_groups(preferred)
         chosen = jax.lax.top_k(preferred, config.top_k)[1]

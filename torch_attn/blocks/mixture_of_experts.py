@@ -86,20 +86,14 @@ class MixtureOfExperts(Resettable):
     def choose(self, tokens: Float[Tensor, "n d"]) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
         """Return the numbers of each token's experts ``(N, top_k)``, and their weights, float32 or wider."""
         config, router = self.config, self.config.router
-        wide = functional.wide_dtype(tokens)
-        if functional.is_stock(self.router):
-            logits = tokens.to(wide) @ self.router.weight.to(wide).T
-            if router.bias:
-                logits = logits + self.router.bias.to(wide)
-        else:
-            logits = self.router(tokens).to(wide)
+        logits = functional.widened(self.router, tokens)
         if router.scores == "sparse_mixer":
             chosen, weights = self._mix_sparsely(logits)
             return chosen, weights * router.scale
         scores = torch.softmax(logits, -1) if router.scores == "softmax" else torch.sigmoid(logits)
         preferred = scores if router.corrects == "scores" else logits
         if router.correction:
-            preferred = preferred + self.router.correction_bias.to(wide)
+            preferred = preferred + self.router.correction_bias.to(logits.dtype)
         if router.groups is not None:
             preferred = self._in_best_groups(preferred)
         chosen = preferred.topk(config.top_k, -1).indices

@@ -45,6 +45,8 @@ VALID: dict[str, Any] = {
         specs.DifferentialAttentionConfig(6, 4, 2, 4),
         specs.GatedConvolutionConfig(6, 4, 5),
         specs.GatedDeltaNetConfig(6, 2, 4, 3),
+        specs.HyperConnectionConfig(6),
+        specs.TokenPredictionConfig(DECODER_BLOCK),
         specs.KimiDeltaAttentionConfig(6, 2, 4, 3, 5),
         specs.LightningAttentionConfig(6, 3, 2, 5, (0.5, 0.0, 2.0)),
         specs.LinearAttentionConfig(6, 3, 2, 5),
@@ -192,6 +194,7 @@ RULES: tuple[BadConfig, ...] = (
             "axes (3, 1) must add up to half the channels that turn (2): they count pairs, not channels",
         ),
     ),
+    *_kinds("TokenPredictionConfig", {"block": "DecoderBlockConfig"}),
     *_kinds(
         "GroupedQueryAttentionConfig",
         {
