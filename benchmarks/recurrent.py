@@ -1,21 +1,26 @@
-"""The gated delta rule next to the torch reference of flash-linear-attention, as transformers has it for CPUs.
+"""Recurrent layers next to the published torch code, as transformers has it for CPUs.
 
-    python -m benchmarks.recurrent [--rounds 7]
+    python -m benchmarks.recurrent [--rounds 7] [--decode]
 
+The gated delta rule of whole sequences, or with ``--decode`` layers that decode token by token behind a cache.
 Everything is measured alternately in one process, and the median of the rounds is shown.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+import transformers
+from flax import nnx
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 import jax_attn.recurrent.recurrence
@@ -27,21 +32,91 @@ from .sides import jax_side, torch_side
 SHAPES = [(1, 2048, 16, 128), (2, 512, 8, 64), (1, 777, 4, 80)]
 """Batch, tokens, heads, and channels of a head."""
 
+WIDTH, STEPS = 1024, 64
+
+LAYERS: dict[str, tuple[str, str, str, dict[str, object]]] = {
+    "Mamba": ("MambaMixer", "backbone.layers.1.mixer.", "mamba", {}),
+    "Mamba2": ("Mamba2Mixer", "backbone.layers.1.mixer.", "mamba2", {"num_heads": 32, "head_dim": 64, "n_groups": 1}),
+    "KimiDeltaAttention": (
+        "KimiLinearDeltaAttention",
+        "model.layers.1.self_attn.",
+        "kimi_linear",
+        {"linear_head_dim": 128, "linear_num_heads": 8, "num_attention_heads": 8, "num_key_value_heads": 8},
+    ),
+    "GatedDeltaNet": ("Qwen3NextGatedDeltaNet", "model.layers.1.linear_attn.", "qwen3_next", {}),
+}
+"""Class of ours -> that of transformers, the prefix of its tensors, its model, and sizes."""
+
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--decode", action="store_true", help="measure layers that decode behind a cache")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
     print(f"float32, milliseconds, median of {rounds}; times as long as the reference takes")
-    for shape in SHAPES:
+    for name in LAYERS if arguments.decode else ():
+        for batch in (1, 8):
+            print(
+                f"{name}, batch {batch}, {STEPS} tokens one by one: {_row(decoding(name, batch), rounds)}", flush=True
+            )
+    for shape in () if arguments.decode else SHAPES:
         for what, ways in (("forward", forward(*shape)), ("with gradients", with_gradients(*shape))):
-            durations = measure(ways, rounds)
-            baseline = durations["reference"]
-            cells = [f"{name} {1000 * seconds:.1f} ({seconds / baseline:.2f})" for name, seconds in durations.items()]
-            print(f"{shape} {what}: {', '.join(cells)}", flush=True)
+            print(f"{shape} {what}: {_row(ways, rounds)}", flush=True)
     sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
     print("\n".join(machine.sentences({**machine.describe(), "frameworks": sides})))
+
+
+def _row(ways: Mapping[str, Callable[[], object]], rounds: int) -> str:
+    durations = measure(ways, rounds)
+    cells = (
+        f"{name} {1000 * seconds:.2f} ({seconds / durations['reference']:.2f})" for name, seconds in durations.items()
+    )
+    return ", ".join(cells)
+
+
+def decoding(name: str, batch: int) -> dict[str, Callable[[], object]]:
+    """Return contender -> function that sends `STEPS` tokens one by one through a layer with a cache."""
+    kind, prefix, model_type, sizes = LAYERS[name]
+    room = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    config = transformers.AutoConfig.for_model(model_type, hidden_size=WIDTH, num_hidden_layers=2, **sizes)
+    layer = getattr(room, kind)(config, 1).eval()
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
+            parameter.copy_(spread * torch.randn(parameter.shape, generator=draw) + 0.01)
+    raw = json.loads(config.to_json_string())
+    state = {prefix + key: tensor.numpy() for key, tensor in layer.state_dict().items()}
+    tokens = torch.randn(STEPS + 1, batch, 1, WIDTH, generator=draw)
+    ours, twin = torch_attn.from_hf(raw, 1, state), jax_attn.from_hf(raw, 1, state)
+    graph, weights = nnx.split(twin)
+    step = jax.jit(lambda weights, x, cache: nnx.merge(graph, weights)(x, cache=cache), donate_argnums=2)
+    in_jax = [jnp.asarray(x) for x in tokens.numpy()]
+
+    @torch.inference_mode()
+    def published() -> torch.Tensor:
+        cache = transformers.DynamicCache(config=config)
+        return [layer(x, cache_params=cache, attention_mask=None) for x in tokens][-1]
+
+    @torch.inference_mode()
+    def in_torch() -> torch.Tensor:
+        cache = ours.init_cache(batch, STEPS + 1)
+        for x in tokens:
+            out, cache = ours(x, cache=cache)
+        return out
+
+    def in_flax() -> jax.Array:
+        cache = twin.init_cache(batch, STEPS + 1)
+        for x in in_jax:
+            out, cache = step(weights, x, cache)
+        return out.block_until_ready()
+
+    outputs = published(), in_torch(), torch.from_numpy(np.array(in_flax()))
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0], rtol=0, atol=1e-3 * float(outputs[0].abs().max()))
+    return {"reference": published, "torch": in_torch, "jax": in_flax}
 
 
 def operands(batch: int, tokens: int, heads: int, width: int) -> list[np.ndarray]:
