@@ -6,29 +6,22 @@ The paper's C, B and h are query, key and value here. Twins: `jax_attn.gated_con
 
 from __future__ import annotations
 
-from typing import Never
-
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
-from attn_bridge.masks import Mask
 from attn_bridge.recurrence import check_form, choose_form
 from attn_bridge.specs import GatedConvolutionConfig
 
-from . import functional
-from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
-from .modes import takes_mode
 from .random import Rngs
 from .recurrent import recurrence
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
 from .recurrent.short_convolution import ShortConvolution
-from .signatures import DType, typed_as
-from .signatures.attention import RecurrentCall
+from .signatures import DType
 
 
-class GatedConvolution(nnx.Module):
+class GatedConvolution(RecurrentLayer):
     """A convolution of the products of keys and values, times the queries; causal, without positions.
 
     Args:
@@ -60,57 +53,11 @@ class GatedConvolution(nnx.Module):
         self.conv1d = ShortConvolution(width, config.conv_size, use_bias, activate=False, **options)
         self.out_proj = linear(width, config.d_out, use_bias, **options)
 
-    @typed_as(RecurrentCall)
-    @takes_mode
-    def __call__(
-        self,
-        x: Float[Array, "... t d"],
-        *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "B S"] | None = None,
-        positions: Int[Array, "... t"] | None = None,
-        cache: RecurrentCache | None = None,
-        form: str | None = None,
-    ) -> Array | tuple[Array, RecurrentCache]:
-        """Read the tokens in order; each one is answered from itself and those just before it.
-
-        Args:
-            x: ``(T, d_in)`` or ``(B, T, d_in)``.
-            attention_mask: bool ``(B, S)``, ``False`` for padding, over all tokens so far, the new ones too. The
-                convolution reads padding as zeros: on the left it changes nothing.
-            positions: not used, since order alone counts; taken so that the layers of a model are called alike.
-            cache: what earlier tokens left, from `init_cache`; left as it is.
-            form: ``"chunked"`` or ``"recurrent"``, which compute the same here.
-
-        Returns:
-            The output ``(T, d_out)`` or ``(B, T, d_out)``, and the new cache if one was given.
-
-        Raises:
-            ValueError: shapes that do not fit, more tokens than the cache takes, or an unknown form.
-            TypeError: an input that is not floating point, or a mask that is not bool.
-        """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
-        if cache is not None:
-            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
-        visible = recurrence.visible_tokens(attention_mask, batch, cache)
-        batch = recurrence.without(batch, visible)
-        choose_form(form or self.form, batch.shape[1])
+    def _read(self, batch: Float[Array, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
+        choose_form(form, batch.shape[1])
+        state, _ = states
         products = recurrence.without(self.W_key(batch) * self.W_value(batch), visible)  # biases are no zeros
-        mixed, state = self.conv1d(products, None if cache is None else cache.state[:, 0])
+        mixed, inputs = self.conv1d(products, None if state is None else state[:, 0])
+        inputs = inputs[:, None]
         output = self.out_proj(self.W_query(batch) * mixed)
-        if cache is not None:
-            cache = cache.advance(state[:, None].astype(cache.state.dtype), None, batch.shape[1])
-        return functional.with_cache(functional.as_given(x, output, None), cache)
-
-    def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
-        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
-
-        Raises:
-            ValueError: a size below 1.
-        """
-        config = self.config
-        return RecurrentCache.empty(
-            batch_size,
-            capacity,
-            (1, config.conv_size - 1, config.width),
-            **functional.cache_options(self.W_query),
-        )
+        return output, (inputs if state is None else inputs.astype(state.dtype), None)

@@ -7,32 +7,27 @@ head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Never
-
 import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
-from attn_bridge.masks import Mask
 from attn_bridge.recurrence import CHANNEL_CHUNK_SIZE, check_form
 from attn_bridge.specs import KimiDeltaAttentionConfig
 
 from . import functional
-from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear, uniform
-from .modes import takes_mode
 from .random import Rngs
 from .recurrent import decayed, recurrence
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
-from .signatures import DType, typed_as
-from .signatures.attention import RecurrentCall
+from .signatures import DType
 
 
-class KimiDeltaAttention(nnx.Module):
+class KimiDeltaAttention(RecurrentLayer):
     """Attention with a state of one size however long the sequence is; causal, without positions.
 
     Args:
@@ -74,41 +69,9 @@ class KimiDeltaAttention(nnx.Module):
         self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
 
-    @typed_as(RecurrentCall)
-    @takes_mode
-    def __call__(
-        self,
-        x: Float[Array, "... t d"],
-        *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "B S"] | None = None,
-        positions: Int[Array, "... t"] | None = None,
-        cache: RecurrentCache | None = None,
-        form: str | None = None,
-    ) -> Array | tuple[Array, RecurrentCache]:
-        """Read the tokens in order; each one changes the state and is answered from it.
-
-        Args:
-            x: ``(T, d_in)`` or ``(B, T, d_in)``.
-            attention_mask: bool ``(B, S)``, ``False`` for padding, over all tokens so far, the new ones too. Padding is
-                read as zeros: on the left it changes nothing; tokens behind padding read a state that has faded, and a
-                convolution that has seen zeros.
-            positions: not used, since order alone counts; taken so that the layers of a model are called alike.
-            cache: the states of earlier tokens, from `init_cache`; left as it is.
-            form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.
-
-        Returns:
-            The output ``(T, d_out)`` or ``(B, T, d_out)``, and the new cache if one was given.
-
-        Raises:
-            ValueError: shapes that do not fit, more tokens than the cache takes, or an unknown form.
-            TypeError: an input that is not floating point, or a mask that is not bool.
-        """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
-        if cache is not None:
-            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
-        batch = recurrence.without(batch, recurrence.visible_tokens(attention_mask, batch, cache))
+    def _read(self, batch: Float[Array, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
         mixed = jnp.concatenate([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
-        mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
+        mixed, conv_state = self.conv1d(mixed, states[1])
         key_width = self.config.key_width
         query, key, value, alpha, gate = (
             rearrange(features, "b t (h c) -> b t h c", h=self.config.num_heads)
@@ -130,8 +93,8 @@ class KimiDeltaAttention(nnx.Module):
             value,
             recurrence.log_decay(alpha, dt_bias, self.A_log[:, None]),
             jax.nn.sigmoid(self.W_beta(batch).astype(key.dtype)),
-            state=None if cache is None else cache.state,
-            form=form or self.form,
+            state=states[0],
+            form=form,
             # A decay per channel and pair of tokens: a chunk takes the square of its tokens times the channels in
             # memory.
             chunk_size=CHANNEL_CHUNK_SIZE,
@@ -139,20 +102,4 @@ class KimiDeltaAttention(nnx.Module):
         )
         gated = self.norm(context.astype(value.dtype)).astype(key.dtype) * jax.nn.sigmoid(gate.astype(key.dtype))
         output = self.out_proj(rearrange(gated.astype(value.dtype), "b t h c -> b t (h c)"))
-        cache = cache if cache is None else cache.advance(state, conv_state, batch.shape[1])
-        return functional.with_cache(functional.as_given(x, output, None), cache)
-
-    def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
-        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
-
-        Raises:
-            ValueError: a size below 1.
-        """
-        config = self.config
-        return RecurrentCache.empty(
-            batch_size,
-            capacity,
-            (config.num_heads, config.head_dim, config.value_head_dim),
-            (config.conv_size - 1, config.conv_width),
-            **functional.cache_options(self.W_query),
-        )
+        return output, (state, conv_state)

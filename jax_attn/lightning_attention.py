@@ -7,14 +7,13 @@ of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from einops import rearrange
-from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from attn_bridge.masks import Mask
 from attn_bridge.recurrence import check_form
@@ -23,15 +22,14 @@ from attn_bridge.specs import LightningAttentionConfig
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
-from .modes import takes_mode
 from .random import Rngs
 from .recurrent import decayed, recurrence
+from .recurrent.layer import RecurrentLayer
 from .rms_norm import RMSNorm
-from .signatures import DType, typed_as
-from .signatures.attention import RecurrentCall
+from .signatures import DType
 
 
-class LightningAttention(nnx.Module):
+class LightningAttention(RecurrentLayer):
     """Attention to a state of one size however long the sequence is; causal, without positions.
 
     Args:
@@ -65,39 +63,16 @@ class LightningAttention(nnx.Module):
         self.norm = RMSNorm(config.width, config.eps, **options)
         self.out_proj = linear(config.width, config.d_out, bias=False, **options)
 
-    @typed_as(RecurrentCall)
-    @takes_mode
-    def __call__(
+    def _run(
         self,
-        x: Float[Array, "... t d"],
-        *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "B S"] | None = None,
-        positions: Int[Array, "... t"] | None = None,
-        cache: RecurrentCache | None = None,
-        form: str | None = None,
-    ) -> Array | tuple[Array, RecurrentCache]:
-        """Read the tokens in order; each one fades the state, is added to it, and is answered from it.
-
-        Args:
-            x: ``(T, d_in)`` or ``(B, T, d_in)``.
-            attention_mask: bool ``(B, S)``, ``False`` for padding, over all tokens so far, the new ones too. Padding is
-                read as zeros: on the left it changes nothing; tokens behind padding read a state that has faded.
-            positions: not used, since order alone counts; taken so that the layers of a model are called alike.
-            cache: the state of earlier tokens, from `init_cache`; left as it is.
-            form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.
-
-        Returns:
-            The output ``(T, d_out)`` or ``(B, T, d_out)``, and the new cache if one was given.
-
-        Raises:
-            ValueError: shapes that do not fit, more tokens than the cache takes, or an unknown form.
-            TypeError: an input that is not floating point, or a mask that is not bool.
-        """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
+        batch: Float[Array, "B T d"],
+        attention_mask: Mask | Bool[Array, "B S"] | None,
+        cache: RecurrentCache | None,
+        form: str | None,
+    ) -> tuple[Array, RecurrentCache | None]:
         context, gate, *new_cache = self._attend(batch, attention_mask=attention_mask, cache=cache, form=form)
         # The norm spans all heads: where devices share them, it runs on the contexts of all devices.
-        output = self.out_proj(self.norm(context) * gate)
-        return functional.with_cache(functional.as_given(x, output, None), new_cache[0] if new_cache else None)
+        return self.out_proj(self.norm(context) * gate), new_cache[0] if new_cache else None
 
     def _attend(
         self,
@@ -129,13 +104,3 @@ class LightningAttention(nnx.Module):
         context = rearrange(context.astype(value.dtype), "b t h c -> b t (h c)")
         gate = jax.nn.sigmoid(self.W_gate(batch))
         return (context, gate) if cache is None else (context, gate, cache.advance(state, None, batch.shape[1]))
-
-    def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
-        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
-
-        Raises:
-            ValueError: a size below 1.
-        """
-        config = self.config
-        shape = (config.num_heads, config.head_dim, config.head_dim)
-        return RecurrentCache.empty(batch_size, capacity, shape, **functional.cache_options(self.W_query))

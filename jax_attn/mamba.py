@@ -6,31 +6,26 @@ here. Twins: `jax_attn.mamba`, `torch_attn.mamba`. Letters: b batch, t position,
 
 from __future__ import annotations
 
-from typing import Never
-
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
-from attn_bridge.masks import Mask
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import MambaConfig
 
 from . import functional
-from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear, uniform
-from .modes import takes_mode
 from .random import Rngs
 from .recurrent import decayed, recurrence, selective
 from .recurrent.gated_norm import GatedNorm
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
-from .signatures import DType, typed_as
-from .signatures.attention import RecurrentCall
+from .signatures import DType
 
 
-class Mamba(nnx.Module):
+class Mamba(RecurrentLayer):
     """Selective state space layer: a state of one size however long the sequence is; causal, without positions.
 
     Args:
@@ -75,42 +70,9 @@ class Mamba(nnx.Module):
         self.norm = GatedNorm(width, order="none", **options)
         self.out_proj = linear(width, config.d_out, config.bias, **options)
 
-    @typed_as(RecurrentCall)
-    @takes_mode
-    def __call__(
-        self,
-        x: Float[Array, "... t d"],
-        *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "B S"] | None = None,
-        positions: Int[Array, "... t"] | None = None,
-        cache: RecurrentCache | None = None,
-        form: str | None = None,
-    ) -> Array | tuple[Array, RecurrentCache]:
-        """Read the tokens in order; each one changes the states and is answered from them.
-
-        Args:
-            x: ``(T, d_in)`` or ``(B, T, d_in)``.
-            attention_mask: bool ``(B, S)``, ``False`` for padding, over all tokens so far, the new ones too. Padding is
-                read as zeros, before the convolution and behind it: on the left it changes nothing; tokens behind other
-                padding meet a state that has decayed and a convolution that has seen zeros.
-            positions: not used, since order alone counts; taken so that the layers of a model are called alike.
-            cache: what earlier tokens left, from `init_cache`; left as it is.
-            form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.
-
-        Returns:
-            The output ``(T, d_out)`` or ``(B, T, d_out)``, and the new cache if one was given.
-
-        Raises:
-            ValueError: shapes that do not fit, more tokens than the cache takes, or an unknown form.
-            TypeError: an input that is not floating point, or a mask that is not bool.
-        """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
-        if cache is not None:
-            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
-        visible = recurrence.visible_tokens(attention_mask, batch, cache)
-        batch = recurrence.without(batch, visible)
+    def _read(self, batch: Float[Array, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
         value = recurrence.without(self.W_value(batch), visible)  # a bias of the projection is no zero
-        value, conv_state = self.conv1d(value, None if cache is None else cache.conv_state)
+        value, conv_state = self.conv1d(value, states[1])
         value = recurrence.without(value, visible)
         low, key, query = (
             self._normalise(layer(value), name)
@@ -124,14 +86,13 @@ class Mamba(nnx.Module):
             wide,
             steps,
             -jnp.exp(self.A_log.astype(steps.dtype)),
-            state=None if cache is None else cache.state,
-            form=form or self.form,
+            state=states[0],
+            form=form,
             **functional.attention_arguments(self),
         )
         context = context + self.D.astype(steps.dtype) * wide
         output = self.out_proj(self.norm(context, self.W_gate(batch)).astype(value.dtype))
-        cache = cache if cache is None else cache.advance(state, conv_state, batch.shape[1])
-        return functional.with_cache(functional.as_given(x, output, None), cache)
+        return output, (state, conv_state)
 
     def _normalise(self, latent: Float[Array, "b t k"], name: str) -> Float[Array, "b t k"]:
         """Return the latent step, the keys or the queries as the config has them normalised."""
@@ -140,18 +101,3 @@ class Mamba(nnx.Module):
         if self.config.latent_norms == "plain":
             return selective.mean_square_one(latent, self.config.eps)
         return getattr(self, name)(latent)
-
-    def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
-        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
-
-        Raises:
-            ValueError: a size below 1.
-        """
-        config = self.config
-        return RecurrentCache.empty(
-            batch_size,
-            capacity,
-            (1, config.state_size, config.width),
-            (config.conv_size - 1, config.width),
-            **functional.cache_options(self.W_query),
-        )

@@ -7,31 +7,26 @@ channel of a head.
 
 from __future__ import annotations
 
-from typing import Never
-
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
-from attn_bridge.masks import Mask
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import Mamba2Config
 
 from . import functional
-from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear, uniform
-from .modes import takes_mode
 from .random import Rngs
 from .recurrent import decayed, recurrence
 from .recurrent.gated_norm import GatedNorm
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
 from .recurrent.short_convolution import ShortConvolution
-from .signatures import DType, typed_as
-from .signatures.attention import RecurrentCall
+from .signatures import DType
 
 
-class Mamba2(nnx.Module):
+class Mamba2(RecurrentLayer):
     """State space layer: a state of one size however long the sequence is; causal, without positions.
 
     Args:
@@ -72,40 +67,7 @@ class Mamba2(nnx.Module):
         self.norm = GatedNorm(config.width, config.norm_groups, config.eps, config.norm_order, **options)
         self.out_proj = linear(config.width, config.d_out, use_bias, **options)
 
-    @typed_as(RecurrentCall)
-    @takes_mode
-    def __call__(
-        self,
-        x: Float[Array, "... t d"],
-        *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "B S"] | None = None,
-        positions: Int[Array, "... t"] | None = None,
-        cache: RecurrentCache | None = None,
-        form: str | None = None,
-    ) -> Array | tuple[Array, RecurrentCache]:
-        """Read the tokens in order; each one changes the state and is answered from it.
-
-        Args:
-            x: ``(T, d_in)`` or ``(B, T, d_in)``.
-            attention_mask: bool ``(B, S)``, ``False`` for padding, over all tokens so far, the new ones too. Padding is
-                read as zeros, before the convolution and behind it: on the left it changes nothing; tokens behind other
-                padding meet a state that has decayed and a convolution that has seen zeros.
-            positions: not used, since order alone counts; taken so that the layers of a model are called alike.
-            cache: what earlier tokens left, from `init_cache`; left as it is.
-            form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.
-
-        Returns:
-            The output ``(T, d_out)`` or ``(B, T, d_out)``, and the new cache if one was given.
-
-        Raises:
-            ValueError: shapes that do not fit, more tokens than the cache takes, or an unknown form.
-            TypeError: an input that is not floating point, or a mask that is not bool.
-        """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
-        if cache is not None:
-            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
-        visible = recurrence.visible_tokens(attention_mask, batch, cache)
-        batch = recurrence.without(batch, visible)
+    def _read(self, batch: Float[Array, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
         # The convolution goes over value, key and query, whose projections are neighbours in the published layer.
         # Gate and step are projected where they are used: both at once would be the peak of memory.
         gate_scale, value_scale, key_scale, query_scale, step_scale = self.config.projection_scales
@@ -118,7 +80,7 @@ class Mamba2(nnx.Module):
             -1,
         )
         mixed = recurrence.without(mixed, visible)  # biases of the projections are no zeros
-        mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
+        mixed, conv_state = self.conv1d(mixed, states[1])
         mixed = recurrence.without(mixed, visible)
         width, key_width = self.config.width, self.config.key_width
         value = rearrange(mixed[..., :width], "b t (h c) -> b t h c", h=self.config.num_heads)
@@ -136,31 +98,15 @@ class Mamba2(nnx.Module):
             # Discretised: the step scales the written value, and exp(-exp(A_log) * step) the old state.
             wide * steps[..., None],
             -jnp.exp(self.A_log.astype(steps.dtype)) * steps,
-            state=None if cache is None else cache.state,
-            form=form or self.form,
+            state=states[0],
+            form=form,
             **functional.attention_arguments(self),
         )
         # The skip connection of the paper, D x: the value before its step.
         context = context + self.D.astype(steps.dtype)[:, None] * wide
         normed = self.norm(rearrange(context, "b t h c -> b t (h c)"), _scaled(self.W_gate(batch), gate_scale))
         output = self.out_proj(normed.astype(value.dtype))
-        cache = cache if cache is None else cache.advance(state, conv_state, batch.shape[1])
-        return functional.with_cache(functional.as_given(x, output, None), cache)
-
-    def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
-        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
-
-        Raises:
-            ValueError: a size below 1.
-        """
-        config = self.config
-        return RecurrentCache.empty(
-            batch_size,
-            capacity,
-            (config.num_heads, config.state_size, config.head_dim),
-            (config.conv_size - 1, config.conv_width),
-            **functional.cache_options(self.W_query),
-        )
+        return output, (state, conv_state)
 
 
 def _scaled(x: Float[Array, "..."], factor: float) -> Float[Array, "..."]:

@@ -7,11 +7,11 @@ of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.types import Device
 
@@ -24,13 +24,12 @@ from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
 from .random import JaxRngs
 from .recurrent import decayed, recurrence
-from .resetting import Resettable
+from .recurrent.layer import RecurrentLayer
 from .rms_norm import RMSNorm
-from .signatures import DType, typed_as
-from .signatures.attention import RecurrentCall
+from .signatures import DType
 
 
-class LightningAttention(Resettable):
+class LightningAttention(RecurrentLayer):
     """Attention to a state of one size however long the sequence is; causal, without positions.
 
     Args:
@@ -65,38 +64,16 @@ class LightningAttention(Resettable):
         self.norm = RMSNorm(config.width, config.eps, **options)
         self.out_proj = linear(config.width, config.d_out, bias=False, **options)
 
-    @typed_as(RecurrentCall)
-    def forward(
+    def _run(
         self,
-        x: Float[Tensor, "... t d"],
-        *_misplaced: Never,
-        attention_mask: Mask | Bool[Tensor, "B S"] | None = None,
-        positions: Int[Tensor, "... t"] | None = None,
-        cache: RecurrentCache | None = None,
-        form: str | None = None,
-    ) -> Tensor | tuple[Tensor, RecurrentCache]:
-        """Read the tokens in order; each one fades the state, is added to it, and is answered from it.
-
-        Args:
-            x: ``(T, d_in)`` or ``(B, T, d_in)``.
-            attention_mask: bool ``(B, S)``, ``False`` for padding, over all tokens so far, the new ones too. Padding is
-                read as zeros: on the left it changes nothing; tokens behind padding read a state that has faded.
-            positions: not used, since order alone counts; taken so that the layers of a model are called alike.
-            cache: the state of earlier tokens, from `init_cache`; updated in place.
-            form: ``"chunked"`` or ``"recurrent"``; None takes that of the constructor.
-
-        Returns:
-            The output ``(T, d_out)`` or ``(B, T, d_out)``, and the cache if one was given.
-
-        Raises:
-            ValueError: shapes that do not fit, more tokens than the cache takes, or an unknown form.
-            TypeError: an input that is not floating point, or a mask that is not bool.
-        """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
+        batch: Float[Tensor, "B T d"],
+        attention_mask: Mask | Bool[Tensor, "B S"] | None,
+        cache: RecurrentCache | None,
+        form: str | None,
+    ) -> tuple[Tensor, RecurrentCache | None]:
         context, gate, *new_cache = self._attend(batch, attention_mask=attention_mask, cache=cache, form=form)
         # The norm spans all heads: where devices share them, it runs on the contexts of all devices.
-        output = self.out_proj(self.norm(context) * gate)
-        return functional.with_cache(functional.as_given(x, output, None), new_cache[0] if new_cache else None)
+        return self.out_proj(self.norm(context) * gate), new_cache[0] if new_cache else None
 
     def _attend(
         self,
@@ -128,13 +105,3 @@ class LightningAttention(Resettable):
         context = rearrange(context.to(value.dtype), "b t h c -> b t (h c)")
         gate = torch.sigmoid(self.W_gate(batch))
         return (context, gate) if cache is None else (context, gate, cache.advance(state, None, batch.shape[1]))
-
-    def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
-        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
-
-        Raises:
-            ValueError: a size below 1.
-        """
-        config = self.config
-        shape = (config.num_heads, config.head_dim, config.head_dim)
-        return RecurrentCache.empty(batch_size, capacity, shape, **functional.cache_options(self.W_query))

@@ -36,6 +36,17 @@ class GatedConvolutionConfig(Config):
         self._require_bools("bias")
 
     @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Shape of the state of a sequence, which is that of the convolution: its earlier inputs, as one head."""
+        assert self.width, "resolved in __post_init__"
+        return 1, self.conv_size - 1, self.width
+
+    @property
+    def conv_shape(self) -> None:
+        """None: the state is that of the convolution."""
+        return None
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Three projections, the convolution, and the output."""
         assert self.width, "resolved in __post_init__"

@@ -83,6 +83,16 @@ class GatedDeltaNetConfig(Config):
         return RMSNormConfig(self._sizes[2], self.eps)
 
     @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Shape of the state of a sequence: heads, channels of a key, channels of a value."""
+        return self._sizes[:3]
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        """Inputs of the convolution that a cache keeps, and their channels."""
+        return self.conv_size - 1, self.conv_width
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Six projections, the convolution, the vectors of the decay, the norm, and the output projection."""
         heads, _, _, d_out = self._sizes

@@ -75,6 +75,16 @@ class KimiDeltaAttentionConfig(Config):
         return RMSNormConfig(self._sizes[1], self.eps)
 
     @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Shape of the state of a sequence: heads, channels of a key, channels of a value."""
+        return self.num_heads, *self._sizes[:2]
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        """Inputs of the convolution that a cache keeps, and their channels."""
+        return self.conv_size - 1, self.conv_width
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Projections, the convolution, both gates of low rank, the decay's own numbers, the norm, and the output."""
         _, _, rank, d_out = self._sizes

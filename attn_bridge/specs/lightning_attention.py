@@ -63,6 +63,17 @@ class LightningAttentionConfig(Config):
         return RMSNormConfig(self.width, self.eps)
 
     @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Shape of the state of a sequence: heads, channels of a key, channels of a value."""
+        assert self.head_dim, "resolved in __post_init__"
+        return self.num_heads, self.head_dim, self.head_dim
+
+    @property
+    def conv_shape(self) -> None:
+        """None: there is no convolution."""
+        return None
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Four projections of the input, the norm, and the output projection."""
         assert self.d_out, "resolved in __post_init__"

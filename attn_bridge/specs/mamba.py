@@ -63,6 +63,16 @@ class MambaConfig(Config):
         return self.width, self.step_rank, self.d_out
 
     @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Shape of the state of a sequence: one head, numbers of the state of a channel, channels."""
+        return 1, self.state_size, self._sizes[0]
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        """Inputs of the convolution that a cache keeps, and their channels."""
+        return self.conv_size - 1, self._sizes[0]
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Projections of the input, the convolution, steps, keys and queries, the decay, the residual, the output."""
         width, rank, d_out = self._sizes

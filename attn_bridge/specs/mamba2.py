@@ -107,6 +107,16 @@ class Mamba2Config(Config):
         return self.width + 2 * self.key_width
 
     @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Shape of the state of a sequence: heads, channels of a key, channels of a value."""
+        return self.num_heads, self.state_size, self._sizes[0]
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        """Inputs of the convolution that a cache keeps, and their channels."""
+        return self.conv_size - 1, self.conv_width
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Five projections, the convolution, decay and steps, the residual of the values, the norm, and the output."""
         by_group = Axis("heads", self.num_groups)
