@@ -196,6 +196,7 @@ def _llama_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def _own_shapes() -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a small model that no layout knows: a checkpoint for a rules file."""
     shapes = {"q": (8, 8), "k": (8, 8), "v": (8, 8), "out": (8, 8), "gate": (12, 8), "up": (20, 8), "norm": (8,)}
     return {"embed.weight": (11, 8)} | {
         f"blocks.{i}.{name}.weight": shape for i in range(3) for name, shape in shapes.items()

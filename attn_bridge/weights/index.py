@@ -161,9 +161,9 @@ def _is_number(token: str | None) -> bool:
 
 
 def stems_of(row: Row) -> tuple[str, str]:
-    """Return the prefixes of a block's number in their name and of the lower number in ours; "" if it has none.
+    """Return the text before a block's number in the file's name and before an expert's number in ours, "" without one.
 
-    Their names may put the number of an expert after the parts of an expert, so ours is used for it.
+    A file's name may put the number of an expert after the parts of an expert, so our name is used for that.
     """
     blocks, experts = expanded(row.theirs)[-1].partition("{i}"), (*row.ours, row.theirs)[0].partition("{j}")
     return blocks[0] if blocks[1] else "", experts[0] if "{j}" in row.theirs else ""

@@ -13,7 +13,7 @@ _TASKS_PER_THREAD = 4
 
 
 def divide(job: Array, kernel: Any, sequences: Value, threads: Value) -> tuple[Value, Value, Value]:
-    """Fill in the division of a call on `sequences` sequences.
+    """Write into a job how many tasks a call on `sequences` sequences is divided into, and the workspace of each.
 
     Returns:
         The number of tasks, the bytes of a thread's workspace, and the bytes of the tasks' shared results.

@@ -138,7 +138,7 @@ def cap(
 
 @routine
 def multiply(code: Code, factors: Value, out: Value, count: Value, queries: Value) -> None:
-    """Multiply `count` rows by others."""
+    """Multiply `count` rows of `out` elementwise by as many rows of `factors`, for `queries` columns."""
     with registers(code, queries) as lanes, code.loop(0, count * _ROW, _ROW) as row:
         for lane in lanes:
             address = out + lane + row
@@ -147,7 +147,7 @@ def multiply(code: Code, factors: Value, out: Value, count: Value, queries: Valu
 
 @routine
 def multiply_lanes(code: Code, factors: Value, out: Value, count: Value, queries: Value) -> None:
-    """Multiply each of `count` rows by the same factors, one for each query."""
+    """Multiply each of `count` rows of `out` by the same row of factors, one for each query."""
     with registers(code, queries) as lanes:
         loaded = [code.load(factors + lane, _VECTOR) for lane in lanes]
         with code.loop(0, count * _ROW, _ROW) as row:

@@ -388,7 +388,7 @@ def likeness(ours: Sequence[Name], theirs: Sequence[Name], *, numbers: bool = Tr
     score += 0.5 * _overlap(*literal)
     score += _table([name.role for name in ours], [name.role for name in theirs], _roles)
     if numbers:
-        score += _table([name.numbers for name in ours], [name.numbers for name in theirs], _numbers)
+        score += _table([name.numbers for name in ours], [name.numbers for name in theirs], _number_score)
         score += _table([name.numbered for name in ours], [name.numbered for name in theirs], _same_number)
     return score
 
@@ -419,7 +419,8 @@ def _table(ours: Sequence[Key], theirs: Sequence[Key], value: Callable[[Key, Key
     return table[np.ix_([rows[key] for key in ours], [columns[key] for key in theirs])]
 
 
-def _numbers(left: tuple[str, ...], right: tuple[str, ...]) -> float:
+def _number_score(left: tuple[str, ...], right: tuple[str, ...]) -> float:
+    """Return how well the numbers in two names agree: 0.5 if equal, 0 if one has none, else from -0.25 to 0.25."""
     if left == right:
         return 0.5
     if not left or not right:

@@ -216,13 +216,14 @@ def _said(
         sizes = dict(zip(ours, first.shape, strict=True))
         if tuple(sizes[axis] for axis in theirs) != second.shape:
             return ()
-        return (_turn(ours, theirs) if len(ours) == 2 else Way(f"{' '.join(ours)} -> {' '.join(theirs)}"),)
+        return (_matrix_way(ours, theirs) if len(ours) == 2 else Way(f"{' '.join(ours)} -> {' '.join(theirs)}"),)
     if {"i", "o"} <= set(ours) & set(theirs):
         return _pointwise(first.shape, second.shape, ours, theirs)
     return None
 
 
-def _turn(ours: Sequence[str], theirs: Sequence[str]) -> Way:
+def _matrix_way(ours: Sequence[str], theirs: Sequence[str]) -> Way:
+    """Return a transposition if the axes of two matrices are named in different orders, else no change."""
     return Way("a1 a0 -> a0 a1") if tuple(ours) != tuple(theirs) else Way("... -> ...")
 
 

@@ -155,6 +155,7 @@ class Live:
         return (self.exact if exact else self.run)(side, sample, dtype)
 
     def _kept(self, run: Run, side: Side, sample: Sample, dtype: str, mode: str, seed: int, *, exact: bool) -> Run:
+        """Return the run, after storing it for `plain` if it is eager, of seed 0, and the pair is not large."""
         if mode == "eager" and not seed and not self.pair.effort.large:
             if sample is not self._latest:
                 self._latest, self._plain = sample, {}

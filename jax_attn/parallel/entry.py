@@ -156,7 +156,7 @@ def _put(sharding: Sharding, array: Array, *cuts: str | None) -> Array:
 
 
 def _constrain(sharding: Sharding, array: Array, *cuts: str | None) -> Array:
-    """Return an array on the mesh as XLA sees it."""
+    """Return an array with its axes cut by these axes of the mesh: a constraint when traced, else a transfer."""
     target = sharding.of(*cuts)
     if isinstance(array, jax.core.Tracer):
         return jax.lax.with_sharding_constraint(array, target)

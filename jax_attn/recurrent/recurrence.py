@@ -225,7 +225,7 @@ def _shape_of(attention_mask: object) -> tuple[int, ...] | None:
 
 
 def _array_of(attention_mask: object) -> Any:
-    """Return a mask that is an array or nested lists as it is; None of a description."""
+    """Return a mask unchanged if it is an array or nested lists; None if it is an `attn_bridge.masks` description."""
     is_description = as_mask(attention_mask) is attention_mask  # it refuses what is neither
     return None if is_description else attention_mask
 

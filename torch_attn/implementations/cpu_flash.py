@@ -212,7 +212,7 @@ def _described(call: KernelCall) -> dict[str, Tensor | None]:
 
 
 def _array_of(call: KernelCall, mask: Mask) -> Tensor:
-    """Return an array or a padding as ``(B, H, T, S)``, each the whole axis or 1."""
+    """Return the bools of an array mask or a padding with 4 axes ``(B, H, T, S)``; an axis that it lacks has size 1."""
     array: Tensor = mask.allowed(torch.zeros(1, 1, dtype=torch.int64), torch.arange(call.key.shape[1])[None])
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
 

@@ -205,7 +205,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _in_32_bits(*ids: Tensor) -> list[Tensor]:
-    """Return numbers of documents as numbers of 32 bits that are equal where they are."""
+    """Return document ids as int32; ids that do not fit are renumbered, so that equal ones stay equal."""
     if any(one.dtype.itemsize > 4 for one in ids):
         least, largest = (getattr(torch.cat([one.flatten() for one in ids]), name)() for name in ("min", "max"))
         if least < -(2**31) or largest >= 2**31:
@@ -243,6 +243,7 @@ def _shape_of_gradient(query: Tensor, bias: Tensor) -> tuple[int, ...]:
 
 
 def _forward_results(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return empty results: the context, and per row the largest score and the sum of exponentials."""
     batch, queries, heads, _ = query.shape
     top, total = (query.new_empty((batch, heads, queries), dtype=torch.float32) for _ in range(2))
     return query.new_empty((batch, queries, heads, value.shape[-1])), top, total

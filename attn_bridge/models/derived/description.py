@@ -213,6 +213,7 @@ def _source(source: KeySource) -> Written:
 
 
 def _key(key: str) -> str:
+    """Return a key as TOML writes it: in quotes unless it is a bare word."""
     return key if key.replace("_", "").isalnum() and key.isascii() else json.dumps(key)
 
 

@@ -43,6 +43,6 @@ def _is_run(names: object, times: object) -> bool:
 
 
 def write_runs(kinds: Sequence[str]) -> list[list[object]]:
-    """Return the runs of layers of these kinds: all of them once."""
+    """Return the kinds of all layers as a single run that occurs once: ``[[[name, ...], 1]]``; `read_kind` reads it."""
     theirs = {ours: name for name, ours in _NAMES.items()}
     return [[[theirs[kind] for kind in kinds], 1]]

@@ -104,7 +104,10 @@ def _counted(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Map
 def _not_adding_up(
     runner: Live, sample: Sample, outputs: Mapping[Side, list[Array]], within: Mapping[Side, str]
 ) -> str:
-    """Recognise weights that do not add up: places of one side are alike as its tokens are, those of the other not."""
+    """Report attention weights whose sums over devices are not 1; "" if no output shows it.
+
+    Then the outputs of one side are equal at positions with equal tokens, and those of the other are not.
+    """
     text = _uneven(outputs, runner.pair.labels)
     if text:
         return f"{text}: {_MERGED}"

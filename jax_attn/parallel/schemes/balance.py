@@ -33,7 +33,10 @@ def pays(mask: Mask | None, tokens: int, devices: int) -> bool:
 
 
 def starts_of(tokens: int, devices: int, *, balanced: bool) -> tuple[tuple[int, ...], ...]:
-    """Return for each piece that a device holds where it starts, on each device; in order the two are one."""
+    """Return the first token of each piece per device: ``starts[piece][device]``.
+
+    Balanced, a device has an early and a late piece; otherwise one piece of neighbouring tokens.
+    """
     if not balanced:
         return (tuple(device * (tokens // devices) for device in range(devices)),)
     size = tokens // (2 * devices)

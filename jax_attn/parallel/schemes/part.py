@@ -64,7 +64,7 @@ class Part:
             starts: for each piece of the queries where it starts, on each device of that axis.
         """
         if axis is not None and self.mask is not None:
-            if len(starts) > 1 or self._are_many():
+            if len(starts) > 1 or self._deserves_own_program():
                 return self.in_blocks(axis, starts, starts_of_keys=((0,) * len(starts[0]),))
             return self._at(lax.axis_index(axis) * self.query.shape[1])
         mask = None if self.mask is None else self.mask.with_arrays(lambda slot: self.arrays[slot.number])
@@ -82,7 +82,9 @@ class Part:
             hops: how many devices the keys go to.
         """
         devices, options = len(starts[0]), (self.scale, self.softcap, self.dropout, self.implementation)
-        ring = Ring(axis, devices, hops, starts, starts_of_keys, self.mask, *options, is_rolled=self._are_many())
+        ring = Ring(
+            axis, devices, hops, starts, starts_of_keys, self.mask, *options, is_rolled=self._deserves_own_program()
+        )
         operands = (self.query, self.key, self.value, self.bias, self.sinks, self.arrays, self.keep)
         return attend_to_blocks(ring, *operands)
 
@@ -90,7 +92,7 @@ class Part:
         """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def _are_many(self) -> bool:
+    def _deserves_own_program(self) -> bool:
         """Return whether enough scores justify a separate program for each device's view."""
         named = None if self.implementation is None else implementations.IMPLEMENTATIONS[self.implementation]
         many = self.query.shape[1] * self.key.shape[1] >= SMALL_BLOCK * SMALL_BLOCK

@@ -76,7 +76,7 @@ def array_of(value: object) -> Pickled | None:
 
 
 def loaded(path: Path, name: str, pickled: Pickled) -> InPickle:
-    """Return an array with its name.
+    """Decode a pickled NumPy array; return it under its name.
 
     Raises:
         UnreadableError: its elements are not numbers, or bytes are missing.
