@@ -99,6 +99,7 @@ class CrossAttention(nnx.Module):
             value = rearrange(self.W_value(other), "b s (h c) -> b s h c", h=config.num_kv_heads)
         else:
             validation.check_has_context(cache is not None)
+            assert cache is not None, "checked"
             cache, view = cache.look(attention_mask=attention_mask)
             key, value, mask = view.key, view.value, view.mask
         result = functional.dot_product_attention(

@@ -16,6 +16,9 @@ from ..weights import Rule, Rules
 
 P = ParamSpec("P")
 
+DERIVED: Any = None
+"""Default of a field that ``__post_init__`` derives from other fields: None until then, never in a finished config."""
+
 LATER = "later"
 """Metadata of a field that came after configs had been written to files: its default is left out of them."""
 

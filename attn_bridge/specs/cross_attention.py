@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from ..validation import check_number
-from .base import Axis, Config, Example, Parameter, Variant, linear
+from .base import DERIVED, Axis, Config, Example, Parameter, Variant, linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +27,14 @@ class CrossAttentionConfig(Config):
 
     d_in: int
     num_heads: int
-    d_context: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    d_out: int | None = None
+    d_context: int = DERIVED
+    num_kv_heads: int = DERIVED
+    head_dim: int = DERIVED
+    d_out: int = DERIVED
     qkv_bias: bool = False
-    key_bias: bool | None = None
+    key_bias: bool = DERIVED
     out_bias: bool = False
-    scale: float | None = None
+    scale: float = DERIVED
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -52,32 +50,19 @@ class CrossAttentionConfig(Config):
         self._require_multiple("num_heads", "num_kv_heads")
         self._require_bools("qkv_bias", "key_bias", "out_bias")
         self._require_rates("dropout")
-        self._resolve("scale", self._sizes[2] ** -0.5)
-        check_number("scale", self.scale)
-        if self.scale is None or not 0 < self.scale < math.inf:
-            raise ValueError(f"scale ({self.scale}) must be positive and finite")
-        object.__setattr__(self, "scale", float(self.scale))
-
-    @property
-    def _sizes(self) -> tuple[int, int, int, int, int]:
-        """Widths of all query heads and all key/value heads, of one head, of the context, and of the output."""
-        kv_heads, head_dim, d_context, d_out = self.num_kv_heads, self.head_dim, self.d_context, self.d_out
-        assert kv_heads is not None, "resolved in __post_init__"
-        assert head_dim is not None, "likewise"
-        assert d_context is not None, "likewise"
-        assert d_out is not None, "likewise"
-        return self.num_heads * head_dim, kv_heads * head_dim, head_dim, d_context, d_out
+        self._resolve("scale", self.head_dim**-0.5)
+        self._require_positive_number("scale")
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Query of the input, key and value of the context, output projection."""
-        query_width, key_width, head_dim, d_context, d_out = self._sizes
-        heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", key_width // head_dim)
+        query_width, key_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", self.num_kv_heads)
         return (
             *linear("W_query", self.d_in, query_width, bias=self.qkv_bias, axes=(heads, "embed")),
-            *linear("W_key", d_context, key_width, bias=bool(self.key_bias), axes=(kv_heads, "embed")),
-            *linear("W_value", d_context, key_width, bias=self.qkv_bias, axes=(kv_heads, "embed")),
-            *linear("out_proj", query_width, d_out, bias=self.out_bias, axes=("embed", heads)),
+            *linear("W_key", self.d_context, key_width, bias=self.key_bias, axes=(kv_heads, "embed")),
+            *linear("W_value", self.d_context, key_width, bias=self.qkv_bias, axes=(kv_heads, "embed")),
+            *linear("out_proj", query_width, self.d_out, bias=self.out_bias, axes=("embed", heads)),
         )
 
 

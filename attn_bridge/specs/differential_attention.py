@@ -7,7 +7,7 @@ import math
 
 from ..masks import Mask, causal, sliding_window
 from ..validation import check_number
-from .base import Axis, Config, Example, Parameter, Variant, linear, vector
+from .base import DERIVED, Axis, Config, Example, Parameter, Variant, linear, vector
 from .position import Rotary
 
 LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
@@ -37,16 +37,16 @@ class DifferentialAttentionConfig(Config):
 
     d_in: int
     num_heads: int
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    d_out: int | None = None
+    num_kv_heads: int = DERIVED
+    head_dim: int = DERIVED
+    d_out: int = DERIVED
     qkv_bias: bool = False
     out_bias: bool = False
     position: Rotary | None = None
     mask: Mask = dataclasses.field(default_factory=causal)
     lambda_init: float = 0.8
     norm_eps: float = 1e-5
-    scale: float | None = None
+    scale: float = DERIVED
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "num_heads")
@@ -57,8 +57,7 @@ class DifferentialAttentionConfig(Config):
         self._resolve("d_out", self.d_in)
         self._require_positive_ints("num_kv_heads", "head_dim", "d_out")
         self._require_multiple("num_heads", "num_kv_heads")
-        _, key_width, head_dim, _ = self._sizes
-        if key_width // head_dim % 2:
+        if self.num_kv_heads % 2:
             raise ValueError(f"num_kv_heads ({self.num_kv_heads}) must be even")
         self._require_bools("qkv_bias", "out_bias")
         if not isinstance(self.position, Rotary | None):
@@ -66,14 +65,10 @@ class DifferentialAttentionConfig(Config):
         if not isinstance(self.mask, Mask):
             raise TypeError(f"mask must be a Mask, got {type(self.mask).__name__}")
         if self.position is not None:
-            self.position.width(head_dim)
-        self._resolve("scale", head_dim**-0.5)
-        for name in ("scale", "norm_eps"):
-            value = getattr(self, name)
-            check_number(name, value)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} ({value}) must be positive and finite")
-            object.__setattr__(self, name, float(value))
+            self.position.width(self.head_dim)
+        self._resolve("scale", self.head_dim**-0.5)
+        self._require_positive_number("scale")
+        self._require_positive_number("norm_eps")
         check_number("lambda_init", self.lambda_init)
         if not -math.inf < self.lambda_init < 1:
             raise ValueError(f"lambda_init ({self.lambda_init}) must be finite and below 1")
@@ -85,25 +80,21 @@ class DifferentialAttentionConfig(Config):
         return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
     @property
-    def _sizes(self) -> tuple[int, int, int, int]:
-        """Widths of all query heads and all key/value heads, of one head, and of the output."""
-        kv_heads, head_dim, d_out = self.num_kv_heads, self.head_dim, self.d_out
-        assert kv_heads is not None, "resolved in __post_init__"
-        assert head_dim is not None, "likewise"
-        assert d_out is not None, "likewise"
-        return self.num_heads * head_dim, kv_heads * head_dim, head_dim, d_out
+    def _widths(self) -> tuple[int, int]:
+        """Widths of all query heads, and of all key/value heads."""
+        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Three projections, the output projection, and the four vectors of the factor."""
-        query_width, key_width, head_dim, d_out = self._sizes
-        heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", key_width // head_dim)
+        query_width, key_width = self._widths
+        heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", self.num_kv_heads)
         return (
             *linear("W_query", self.d_in, query_width, bias=self.qkv_bias, axes=(heads, "embed")),
             *linear("W_key", self.d_in, key_width, bias=self.qkv_bias, axes=(kv_heads, "embed")),
             *linear("W_value", self.d_in, key_width, bias=self.qkv_bias, axes=(kv_heads, "embed")),
-            *linear("out_proj", query_width, d_out, bias=self.out_bias, axes=("embed", heads)),
-            *(vector(name, head_dim, "head_dim") for name in LAMBDAS),
+            *linear("out_proj", query_width, self.d_out, bias=self.out_bias, axes=("embed", heads)),
+            *(vector(name, self.head_dim, "head_dim") for name in LAMBDAS),
         )
 
 

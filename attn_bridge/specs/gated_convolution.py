@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..weights import Rule
-from .base import Config, Example, Parameter, Variant, linear, vector
+from .base import DERIVED, Config, Example, Parameter, Variant, linear, vector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +23,8 @@ class GatedConvolutionConfig(Config):
     """
 
     d_in: int
-    width: int | None = None
-    d_out: int | None = None
+    width: int = DERIVED
+    d_out: int = DERIVED
     conv_size: int = 3
     bias: bool = False
 
@@ -38,7 +38,6 @@ class GatedConvolutionConfig(Config):
     @property
     def state_shape(self) -> tuple[int, int, int]:
         """Shape of the state of a sequence, which is that of the convolution: its earlier inputs, as one head."""
-        assert self.width, "resolved in __post_init__"
         return 1, self.conv_size - 1, self.width
 
     @property
@@ -49,8 +48,6 @@ class GatedConvolutionConfig(Config):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Three projections, the convolution, and the output."""
-        assert self.width, "resolved in __post_init__"
-        assert self.d_out, "likewise"
         rule = Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c")
         return (
             *(

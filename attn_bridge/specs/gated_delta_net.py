@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from ..validation import check_number
 from ..weights import Rule
-from .base import Axis, Config, Example, Parameter, Variant, linear, vector
+from .base import DERIVED, Axis, Config, Example, Parameter, Variant, linear, vector
 from .model import below
 from .rms_norm import RMSNormConfig
 
@@ -29,10 +27,10 @@ class GatedDeltaNetConfig(Config):
 
     d_in: int
     num_heads: int
-    num_value_heads: int | None = None
-    head_dim: int | None = None
-    value_head_dim: int | None = None
-    d_out: int | None = None
+    num_value_heads: int = DERIVED
+    head_dim: int = DERIVED
+    value_head_dim: int = DERIVED
+    d_out: int = DERIVED
     conv_size: int = 4
     eps: float = 1e-6
 
@@ -46,31 +44,17 @@ class GatedDeltaNetConfig(Config):
         self._resolve("d_out", self.d_in)
         self._require_positive_ints("num_value_heads", "head_dim", "value_head_dim", "d_out")
         self._require_multiple("num_value_heads", "num_heads")
-        check_number("eps", self.eps)
-        if not 0 < self.eps < math.inf:
-            raise ValueError(f"eps ({self.eps}) must be positive and finite")
-        object.__setattr__(self, "eps", float(self.eps))
-
-    @property
-    def _sizes(self) -> tuple[int, int, int, int]:
-        """Heads of value, widths of a head of query and key and of one of value, and that of the output."""
-        heads, head_dim, value_head_dim, d_out = self.num_value_heads, self.head_dim, self.value_head_dim, self.d_out
-        assert heads, "resolved in __post_init__"
-        assert head_dim, "likewise"
-        assert value_head_dim, "likewise"
-        assert d_out, "likewise"
-        return heads, head_dim, value_head_dim, d_out
+        self._require_positive_number("eps")
 
     @property
     def key_width(self) -> int:
         """Width of query, and of key, over all heads."""
-        return self.num_heads * self._sizes[1]
+        return self.num_heads * self.head_dim
 
     @property
     def value_width(self) -> int:
         """Width of value, and of the gate, over all heads."""
-        heads, _, value_head_dim, _ = self._sizes
-        return heads * value_head_dim
+        return self.num_value_heads * self.value_head_dim
 
     @property
     def conv_width(self) -> int:
@@ -80,12 +64,12 @@ class GatedDeltaNetConfig(Config):
     @property
     def norm(self) -> RMSNormConfig:
         """Config of the norm of the context, per head."""
-        return RMSNormConfig(self._sizes[2], self.eps)
+        return RMSNormConfig(self.value_head_dim, self.eps)
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
         """Shape of the state of a sequence: heads, channels of a key, channels of a value."""
-        return self._sizes[:3]
+        return self.num_value_heads, self.head_dim, self.value_head_dim
 
     @property
     def conv_shape(self) -> tuple[int, int]:
@@ -95,7 +79,7 @@ class GatedDeltaNetConfig(Config):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Six projections, the convolution, the vectors of the decay, the norm, and the output projection."""
-        heads, _, _, d_out = self._sizes
+        heads, d_out = self.num_value_heads, self.d_out
         by_head = Axis("heads", self.num_heads)
         rule = Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c")
         return (

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ..masks import Mask, causal, chunked, full, prefix, sliding_window
 from ..printable import printable
 from ..validation import check_number
-from .base import LATER, Axis, Config, Example, Parameter, Variant, linear, matrix, vector
+from .base import DERIVED, LATER, Axis, Config, Example, Parameter, Variant, linear, matrix, vector
 from .layer_norm import LayerNormConfig
 from .model import below
 from .position import MAX_DISTANCE, Alibi, LinearScaling, Llama3Scaling, NTKScaling, RelativeBias, Rotary, YaRNScaling
@@ -113,21 +113,21 @@ class GroupedQueryAttentionConfig(Config):
 
     d_in: int
     num_heads: int
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    d_out: int | None = None
+    num_kv_heads: int = DERIVED
+    head_dim: int = DERIVED
+    d_out: int = DERIVED
     qkv_bias: bool = False
     out_bias: bool = False
     position: Rotary | Alibi | RelativeBias | None = None
     qk_norm: QKNorm | None = None
     mask: Mask = dataclasses.field(default_factory=causal)
-    scale: float | None = None
+    scale: float = DERIVED
     softcap: float | None = None
     sinks: bool = False
     gate: bool = False
     dropout: float = 0.0
     clip: float | None = None
-    key_bias: bool | None = None
+    key_bias: bool = DERIVED
     temperature: Temperature | None = dataclasses.field(default=None, metadata={LATER: True})
 
     def __post_init__(self) -> None:
@@ -149,32 +149,24 @@ class GroupedQueryAttentionConfig(Config):
             if not isinstance(value, kinds) and (value is not None or name == "mask"):
                 names = [kind.__name__ for kind in kinds] + (["None"] if name != "mask" else [])
                 raise TypeError(f"{name} must be a {' or '.join(names)}, got {type(value).__name__}")
-        head_dim = self._sizes[2]
         if isinstance(self.position, Rotary):
-            self.position.width(head_dim)
-        self._resolve("scale", head_dim**-0.5)
+            self.position.width(self.head_dim)
+        self._resolve("scale", self.head_dim**-0.5)
         for name in ("scale", "softcap", "clip"):
             if getattr(self, name) is not None:
-                check_number(name, getattr(self, name))
-                if not 0 < getattr(self, name) < math.inf:
-                    raise ValueError(f"{name} ({getattr(self, name)}) must be positive and finite")
-                object.__setattr__(self, name, float(getattr(self, name)))
+                self._require_positive_number(name)
 
     @property
-    def _sizes(self) -> tuple[int, int, int, int]:
-        """Widths of all query heads and all key/value heads, of one head, and of the output."""
-        kv_heads, head_dim, d_out = self.num_kv_heads, self.head_dim, self.d_out
-        assert kv_heads is not None, "resolved in __post_init__"
-        assert head_dim is not None, "likewise"
-        assert d_out is not None, "likewise"
-        return self.num_heads * head_dim, kv_heads * head_dim, head_dim, d_out
+    def _widths(self) -> tuple[int, int]:
+        """Widths of all query heads, and of all key/value heads."""
+        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
 
     def norm_arguments(self, name: Literal["q_norm", "k_norm"]) -> dict[str, Any]:
         """Return the arguments of the `RMSNorm` or `LayerNorm` of query or key."""
         assert self.qk_norm is not None, "asked for where there are norms"
-        query_width, key_width, head_dim, _ = self._sizes
+        query_width, key_width = self._widths
         full = query_width if name == "q_norm" else key_width
-        width = full if self.qk_norm.scope == "full" else head_dim
+        width = full if self.qk_norm.scope == "full" else self.head_dim
         norm = self.qk_norm
         return {"emb_dim": width, "eps": norm.eps, "unit_offset": norm.unit_offset, "affine": norm.affine}
 
@@ -200,8 +192,8 @@ class GroupedQueryAttentionConfig(Config):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Three projections, gate, output projection, two norms, sinks and relative-bias table, as configured."""
-        query_width, key_width, head_dim, d_out = self._sizes
-        heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", key_width // head_dim)
+        query_width, key_width = self._widths
+        heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", self.num_kv_heads)
         names: tuple[Literal["q_norm", "k_norm"], ...] = () if self.qk_norm is None else ("q_norm", "k_norm")
         norm_class = LayerNormConfig if self.has_layer_norms else RMSNormConfig
         norms = {name: norm_class(**self.norm_arguments(name)) for name in names}
@@ -209,10 +201,10 @@ class GroupedQueryAttentionConfig(Config):
         kinds = {"q_norm": "head_dim" if of_head else heads, "k_norm": "head_dim" if of_head else kv_heads}
         return (
             *linear("W_query", self.d_in, query_width, bias=self.qkv_bias, axes=(heads, "embed")),
-            *linear("W_key", self.d_in, key_width, bias=bool(self.key_bias), axes=(kv_heads, "embed")),
+            *linear("W_key", self.d_in, key_width, bias=self.key_bias, axes=(kv_heads, "embed")),
             *linear("W_value", self.d_in, key_width, bias=self.qkv_bias, axes=(kv_heads, "embed")),
             *(linear("W_gate", self.d_in, query_width, bias=self.qkv_bias, axes=(heads, "embed")) if self.gate else ()),
-            *linear("out_proj", query_width, d_out, bias=self.out_bias, axes=("embed", heads)),
+            *linear("out_proj", query_width, self.d_out, bias=self.out_bias, axes=("embed", heads)),
             *(
                 dataclasses.replace(row, axes=(kinds[name],))
                 for name, norm in norms.items()

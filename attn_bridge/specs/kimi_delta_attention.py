@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..weights import Rule
-from .base import Axis, Config, Example, Parameter, Variant, linear, vector
+from .base import DERIVED, Axis, Config, Example, Parameter, Variant, linear, vector
 from .model import below
 from .rms_norm import RMSNormConfig
 
@@ -27,10 +27,10 @@ class KimiDeltaAttentionConfig(Config):
 
     d_in: int
     num_heads: int
-    head_dim: int | None = None
-    value_head_dim: int | None = None
-    gate_rank: int | None = None
-    d_out: int | None = None
+    head_dim: int = DERIVED
+    value_head_dim: int = DERIVED
+    gate_rank: int = DERIVED
+    d_out: int = DERIVED
     conv_size: int = 4
     eps: float = 1e-5
 
@@ -46,23 +46,14 @@ class KimiDeltaAttentionConfig(Config):
         self._require_positive_number("eps")
 
     @property
-    def _sizes(self) -> tuple[int, int, int, int]:
-        """Widths of a head of key and of value, of the gates, and of the output."""
-        assert self.head_dim, "resolved in __post_init__"
-        assert self.value_head_dim, "likewise"
-        assert self.gate_rank, "likewise"
-        assert self.d_out, "likewise"
-        return self.head_dim, self.value_head_dim, self.gate_rank, self.d_out
-
-    @property
     def key_width(self) -> int:
         """Width of query, of key, and of the decay, over all heads."""
-        return self.num_heads * self._sizes[0]
+        return self.num_heads * self.head_dim
 
     @property
     def value_width(self) -> int:
         """Width of value, and of the output gate, over all heads."""
-        return self.num_heads * self._sizes[1]
+        return self.num_heads * self.value_head_dim
 
     @property
     def conv_width(self) -> int:
@@ -72,12 +63,12 @@ class KimiDeltaAttentionConfig(Config):
     @property
     def norm(self) -> RMSNormConfig:
         """Config of the norm of the context, per head."""
-        return RMSNormConfig(self._sizes[1], self.eps)
+        return RMSNormConfig(self.value_head_dim, self.eps)
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
         """Shape of the state of a sequence: heads, channels of a key, channels of a value."""
-        return self.num_heads, *self._sizes[:2]
+        return self.num_heads, self.head_dim, self.value_head_dim
 
     @property
     def conv_shape(self) -> tuple[int, int]:
@@ -87,7 +78,7 @@ class KimiDeltaAttentionConfig(Config):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Projections, the convolution, both gates of low rank, the decay's own numbers, the norm, and the output."""
-        _, _, rank, d_out = self._sizes
+        rank, d_out = self.gate_rank, self.d_out
         by_head = Axis("heads", self.num_heads)
         rule = Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c")
         return (

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from ..validation import check_number
-from .base import Axis, Config, Example, Parameter, Variant, linear
+from .base import DERIVED, Axis, Config, Example, Parameter, Variant, linear
 from .model import below
 from .rms_norm import RMSNormConfig
 
@@ -27,9 +27,9 @@ class LightningAttentionConfig(Config):
 
     d_in: int
     num_heads: int
-    head_dim: int | None = None
-    d_out: int | None = None
-    decay_rates: tuple[float, ...] | None = None
+    head_dim: int = DERIVED
+    d_out: int = DERIVED
+    decay_rates: tuple[float, ...] = DERIVED
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -54,7 +54,6 @@ class LightningAttentionConfig(Config):
     @property
     def width(self) -> int:
         """Width of query, of key, of value and of the gate, over all heads."""
-        assert self.head_dim, "resolved in __post_init__"
         return self.num_heads * self.head_dim
 
     @property
@@ -65,7 +64,6 @@ class LightningAttentionConfig(Config):
     @property
     def state_shape(self) -> tuple[int, int, int]:
         """Shape of the state of a sequence: heads, channels of a key, channels of a value."""
-        assert self.head_dim, "resolved in __post_init__"
         return self.num_heads, self.head_dim, self.head_dim
 
     @property
@@ -76,7 +74,6 @@ class LightningAttentionConfig(Config):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Four projections of the input, the norm, and the output projection."""
-        assert self.d_out, "resolved in __post_init__"
         by_head = Axis("heads", self.num_heads)
         names = ("W_query", "W_key", "W_value", "W_gate")
         return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .base import Axis, Config, Example, Parameter, Variant, linear
+from .base import DERIVED, Axis, Config, Example, Parameter, Variant, linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +23,9 @@ class LinearAttentionConfig(Config):
 
     d_in: int
     num_heads: int
-    head_dim: int | None = None
-    value_head_dim: int | None = None
-    d_out: int | None = None
+    head_dim: int = DERIVED
+    value_head_dim: int = DERIVED
+    d_out: int = DERIVED
     qkv_bias: bool = False
     out_bias: bool = False
 
@@ -42,19 +42,16 @@ class LinearAttentionConfig(Config):
     @property
     def key_width(self) -> int:
         """Width of query, and of key, over all heads."""
-        assert self.head_dim, "resolved in __post_init__"
         return self.num_heads * self.head_dim
 
     @property
     def value_width(self) -> int:
         """Width of value over all heads."""
-        assert self.value_head_dim, "resolved in __post_init__"
         return self.num_heads * self.value_head_dim
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Three projections, then the output projection."""
-        assert self.d_out, "resolved in __post_init__"
         heads = Axis("heads", self.num_heads)
         return (
             *linear("W_query", self.d_in, self.key_width, bias=self.qkv_bias, axes=(heads, "embed")),

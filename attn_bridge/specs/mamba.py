@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from ..weights import Rule
-from .base import Config, Example, Parameter, Variant, linear, vector
+from .base import DERIVED, Config, Example, Parameter, Variant, linear, vector
 from .model import below
 from .rms_norm import RMSNormConfig
 
@@ -34,10 +34,10 @@ class MambaConfig(Config):
     """
 
     d_in: int
-    width: int | None = None
+    width: int = DERIVED
     state_size: int = 16
-    step_rank: int | None = None
-    d_out: int | None = None
+    step_rank: int = DERIVED
+    d_out: int = DERIVED
     conv_size: int = 4
     conv_bias: bool = True
     bias: bool = False
@@ -55,27 +55,19 @@ class MambaConfig(Config):
         self._require_positive_number("eps")
 
     @property
-    def _sizes(self) -> tuple[int, int, int]:
-        """Channels, width of the latent steps, width of the output."""
-        assert self.width, "resolved in __post_init__"
-        assert self.step_rank, "likewise"
-        assert self.d_out, "likewise"
-        return self.width, self.step_rank, self.d_out
-
-    @property
     def state_shape(self) -> tuple[int, int, int]:
         """Shape of the state of a sequence: one head, numbers of the state of a channel, channels."""
-        return 1, self.state_size, self._sizes[0]
+        return 1, self.state_size, self.width
 
     @property
     def conv_shape(self) -> tuple[int, int]:
         """Inputs of the convolution that a cache keeps, and their channels."""
-        return self.conv_size - 1, self._sizes[0]
+        return self.conv_size - 1, self.width
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Projections of the input, the convolution, steps, keys and queries, the decay, the residual, the output."""
-        width, rank, d_out = self._sizes
+        width, rank, d_out = self.width, self.step_rank, self.d_out
         conv = Parameter(
             Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c"),
             (width, 1, self.conv_size),
@@ -102,7 +94,7 @@ class MambaConfig(Config):
     def _norm_parameters(self) -> tuple[Parameter, ...]:
         if self.latent_norms != "scaled":
             return ()
-        sizes = {"step_norm": self._sizes[1], "k_norm": self.state_size, "q_norm": self.state_size}
+        sizes = {"step_norm": self.step_rank, "k_norm": self.state_size, "q_norm": self.state_size}
         return tuple(
             dataclasses.replace(row, axes=("latent",))
             for name, size in sizes.items()

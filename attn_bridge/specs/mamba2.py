@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from ..validation import check_number
 from ..weights import Rule
-from .base import LATER, Axis, Config, Example, Parameter, Variant, linear, vector
+from .base import DERIVED, LATER, Axis, Config, Example, Parameter, Variant, linear, vector
 from .model import below
 
 GatedNormOrder = Literal["gate_first", "norm_first", "none"]
@@ -41,14 +41,14 @@ class Mamba2Config(Config):
 
     d_in: int
     num_heads: int
-    head_dim: int | None = None
+    head_dim: int = DERIVED
     state_size: int = 128
     num_groups: int = 1
-    d_out: int | None = None
+    d_out: int = DERIVED
     conv_size: int = 4
     conv_bias: bool = True
     bias: bool = False
-    norm_groups: int | None = None
+    norm_groups: int = DERIVED
     eps: float = 1e-5
     min_step: float = 0.0
     max_step: float | None = None
@@ -68,7 +68,7 @@ class Mamba2Config(Config):
         self._require_positive_ints("head_dim", "d_out", "norm_groups")
         self._require_bools("conv_bias", "bias")
         self._require_positive_number("eps")
-        if self.width % self._sizes[2]:
+        if self.width % self.norm_groups:
             raise ValueError(
                 f"num_heads * head_dim ({self.width}) must be a multiple of norm_groups ({self.norm_groups})"
             )
@@ -84,17 +84,9 @@ class Mamba2Config(Config):
         self._require_factors("projection_scales", 5)
 
     @property
-    def _sizes(self) -> tuple[int, int, int]:
-        """Width of a head, width of the output, groups of the norm."""
-        assert self.head_dim, "resolved in __post_init__"
-        assert self.d_out, "likewise"
-        assert self.norm_groups, "likewise"
-        return self.head_dim, self.d_out, self.norm_groups
-
-    @property
     def width(self) -> int:
         """Width of value, and of the gate, over all heads."""
-        return self.num_heads * self._sizes[0]
+        return self.num_heads * self.head_dim
 
     @property
     def key_width(self) -> int:
@@ -109,7 +101,7 @@ class Mamba2Config(Config):
     @property
     def state_shape(self) -> tuple[int, int, int]:
         """Shape of the state of a sequence: heads, channels of a key, channels of a value."""
-        return self.num_heads, self.state_size, self._sizes[0]
+        return self.num_heads, self.state_size, self.head_dim
 
     @property
     def conv_shape(self) -> tuple[int, int]:
@@ -137,14 +129,14 @@ class Mamba2Config(Config):
             vector("A_log", self.num_heads, by_group),
             vector("D", self.num_heads, by_group),
             *self._norm_parameters,
-            *linear("out_proj", self.width, self._sizes[1], bias=self.bias, axes=("embed", by_group)),
+            *linear("out_proj", self.width, self.d_out, bias=self.bias, axes=("embed", by_group)),
         )
 
     @property
     def _norm_parameters(self) -> tuple[Parameter, ...]:
         if self.norm_order == "none":
             return ()
-        return below("norm", (vector("scale", self.width, Axis("heads", self._sizes[2])),))
+        return below("norm", (vector("scale", self.width, Axis("heads", self.norm_groups)),))
 
 
 EXAMPLES = (

@@ -6,11 +6,9 @@ A cache then holds that latent and one key with a rotary position, which all hea
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from ..masks import Mask, causal, sliding_window
-from ..validation import check_number
-from .base import Axis, Config, Example, Parameter, Variant, linear
+from .base import DERIVED, Axis, Config, Example, Parameter, Variant, linear
 from .model import below
 from .position import Rotary, YaRNScaling
 from .rms_norm import RMSNormConfig
@@ -45,11 +43,11 @@ class MultiHeadLatentAttentionConfig(Config):
     rope_dim: int
     value_dim: int
     query_dim: int | None = None
-    d_out: int | None = None
+    d_out: int = DERIVED
     bias: bool = False
     position: Rotary | None = dataclasses.field(default_factory=lambda: Rotary(pairing="interleaved"))
     mask: Mask = dataclasses.field(default_factory=causal)
-    scale: float | None = None
+    scale: float = DERIVED
     norm_eps: float = 1e-6
     dropout: float = 0.0
 
@@ -66,14 +64,8 @@ class MultiHeadLatentAttentionConfig(Config):
         if self.position is not None and self.position.width(self.rope_dim) != self.rope_dim:
             raise ValueError(f"dim of Rotary ({self.position.dim}) must be rope_dim ({self.rope_dim})")
         self._resolve("scale", self._default_scale)
-        check_number("scale", self.scale)
-        if self.scale is None or not 0 < self.scale < math.inf:
-            raise ValueError(f"scale ({self.scale}) must be positive and finite")
-        object.__setattr__(self, "scale", float(self.scale))
-        check_number("norm_eps", self.norm_eps)
-        if not 0 < self.norm_eps < math.inf:
-            raise ValueError(f"norm_eps ({self.norm_eps}) must be positive and finite")
-        object.__setattr__(self, "norm_eps", float(self.norm_eps))
+        self._require_positive_number("scale")
+        self._require_positive_number("norm_eps")
 
     @property
     def _default_scale(self) -> float:
@@ -102,7 +94,6 @@ class MultiHeadLatentAttentionConfig(Config):
     def parameters(self) -> tuple[Parameter, ...]:
         """Queries, with or without a latent; the latent of keys and values, the shared key; projections; output."""
         d_in, heads, bias = self.d_in, self.num_heads, self.bias
-        assert self.d_out is not None, "resolved in __post_init__"
         query_latent: tuple[Parameter, ...] = ()
         if self.query_norm is not None:
             width = self.query_norm.emb_dim

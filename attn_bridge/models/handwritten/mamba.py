@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ...specs.base import DERIVED
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ...specs.mamba import LatentNorms, MambaConfig
 from ...specs.rms_norm import RMSNormConfig
@@ -80,7 +81,7 @@ def read_layer(config: ConfigFile, layer: int, prefix: str, keys: SelectiveKeys)
         d_in=d_in,
         width=config.integer(keys.expand) * d_in,
         state_size=config.integer(keys.state),
-        step_rank=None if config.get(keys.rank) == "auto" else config.integer(keys.rank),
+        step_rank=DERIVED if config.get(keys.rank) == "auto" else config.integer(keys.rank),
         conv_size=config.integer(keys.conv),
         conv_bias=config.flag(keys.conv_bias),
         bias=config.flag(keys.bias),

@@ -5,6 +5,7 @@ Outputs of attention and experts are added to the output of the norm before them
 
 from __future__ import annotations
 
+from ...specs.base import DERIVED
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.lightning_attention import LightningAttentionConfig, layer_decay_rates
@@ -47,7 +48,7 @@ def read_lightning(config: ConfigFile, layer: int) -> AttentionLayer:
     spec = LightningAttentionConfig(
         d_in=config.integer("hidden_size"),
         num_heads=heads,
-        head_dim=config.integer_or_none("head_dim"),
+        head_dim=config.integer_or_none("head_dim") or DERIVED,
         decay_rates=layer_decay_rates(heads, layer, config.integer("num_hidden_layers")),
     )
     prefix = f"model.layers.{layer}.self_attn."
