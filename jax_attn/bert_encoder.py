@@ -7,6 +7,7 @@ shapes B batch, T position, D model width.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Unpack
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -24,7 +25,7 @@ from .blocks.feed_forward import FeedForward
 from .checkpoints import Pretrained
 from .dropout import Dropout
 from .embedding import Embedding
-from .initial_weights import linear
+from .initial_weights import ParameterOptions, linear
 from .layer_norm import LayerNorm
 from .modes import takes_mode
 from .random import Rngs
@@ -115,26 +116,16 @@ class BertLayer(nnx.Module):
 
     Args:
         config: of the model.
-        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
-        param_dtype: dtype of the parameters.
-        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: BertEncoderConfig,
-        *,
-        rngs: Rngs,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
-    ):
-        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+    def __init__(self, config: BertEncoderConfig, **options: Unpack[ParameterOptions]):
         width, eps, rate = config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob
         self.att = BertAttention(config, **options)
         self.norm1 = LayerNorm(width, eps, **options)
         self.ff = FeedForward(config.feed_forward, **options)
         self.norm2 = LayerNorm(width, eps, **options)
-        self.drop_shortcut = Dropout(rate, rngs=rngs)
+        self.drop_shortcut = Dropout(rate, rngs=options["rngs"])
 
     def __call__(
         self, x: Float[Array, "B T D"], attention_mask: Bool[Array, "B T"] | None = None
@@ -149,27 +140,17 @@ class BertAttention(nnx.Module):
 
     Args:
         config: of the model.
-        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
-        param_dtype: dtype of the parameters.
-        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: BertEncoderConfig,
-        *,
-        rngs: Rngs,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
-    ):
-        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+    def __init__(self, config: BertEncoderConfig, **options: Unpack[ParameterOptions]):
         width, rate = config.hidden_size, config.attention_probs_dropout_prob
         self.num_heads = config.num_attention_heads
         self.W_query = linear(width, width, **options)
         self.W_key = linear(width, width, **options)
         self.W_value = linear(width, width, **options)
         self.out_proj = linear(width, width, **options)
-        self.dropout = Dropout(rate, rngs=rngs)
+        self.dropout = Dropout(rate, rngs=options["rngs"])
 
     def __call__(
         self, x: Float[Array, "B T D"], attention_mask: Bool[Array, "B T"] | None = None

@@ -7,7 +7,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from .decoding import generation
 from .decoding.cache import positions_of
 from .dropout import Dropout
 from .embedding import Embedding
-from .initial_weights import linear
+from .initial_weights import ParameterOptions, linear
 from .layer_norm import LayerNorm
 from .losses import check_labels, mean_loss
 from .modes import takes_mode
@@ -213,20 +213,10 @@ class TransformerBlock(nnx.Module):
 
     Args:
         config: of the model.
-        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
-        param_dtype: dtype of the parameters.
-        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: GPTModelConfig,
-        *,
-        rngs: Rngs,
-        param_dtype: DType = jnp.float32,
-        dtype: DType | None = None,
-    ):
-        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+    def __init__(self, config: GPTModelConfig, **options: Unpack[ParameterOptions]):
         emb_dim, rate = config.emb_dim, config.drop_rate
         self.att = MultiHeadAttention(
             emb_dim,
@@ -240,7 +230,7 @@ class TransformerBlock(nnx.Module):
         self.ff = FeedForward(config.feed_forward, **options)
         self.norm1 = LayerNorm(emb_dim, **options)
         self.norm2 = LayerNorm(emb_dim, **options)
-        self.drop_shortcut = Dropout(rate, rngs=rngs)
+        self.drop_shortcut = Dropout(rate, rngs=options["rngs"])
 
     def __call__(
         self, x: Float[Array, "B T D"], attention_mask: Bool[Array, "..."] | None = None

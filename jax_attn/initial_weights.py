@@ -5,12 +5,28 @@ The twin is `torch_attn.initial_weights`.
 
 from __future__ import annotations
 
+from typing import Required, TypedDict
+
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
 from .linear import Linear, draw_normal, draw_uniform
 from .random import Rngs, check_rngs
+
+
+class ParameterOptions(TypedDict, total=False):
+    """Arguments that a module hands on to the layers in it.
+
+    Attributes:
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    rngs: Required[Rngs]
+    param_dtype: DTypeLike
+    dtype: DTypeLike | None
 
 
 def linear(

@@ -7,6 +7,7 @@ shapes B batch, T position, D model width.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Unpack
 
 import torch
 from einops import rearrange
@@ -22,7 +23,7 @@ from .blocks.feed_forward import FeedForward
 from .checkpoints import Pretrained
 from .dropout import Dropout
 from .embedding import Embedding
-from .initial_weights import linear
+from .initial_weights import ParameterOptions, linear
 from .layer_norm import LayerNorm
 from .random import JaxRngs
 from .resetting import Resettable
@@ -112,28 +113,17 @@ class BertLayer(Resettable):
 
     Args:
         config: of the model.
-        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
-            Its numbers are JAX's; None takes torch's global generator.
-        device: device of the parameters.
-        dtype: dtype of the parameters and of the computation.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: BertEncoderConfig,
-        *,
-        rngs: JaxRngs | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, config: BertEncoderConfig, **options: Unpack[ParameterOptions]):
         super().__init__()
-        options = {"rngs": rngs, "device": device, "dtype": dtype}
         width, eps, rate = config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob
         self.att = BertAttention(config, **options)
         self.norm1 = LayerNorm(width, eps, **options)
         self.ff = FeedForward(config.feed_forward, **options)
         self.norm2 = LayerNorm(width, eps, **options)
-        self.drop_shortcut = Dropout(rate, rngs=rngs)
+        self.drop_shortcut = Dropout(rate, rngs=options.get("rngs"))
 
     def forward(
         self, x: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "B T"] | None = None
@@ -148,29 +138,18 @@ class BertAttention(Resettable):
 
     Args:
         config: of the model.
-        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
-            Its numbers are JAX's; None takes torch's global generator.
-        device: device of the parameters.
-        dtype: dtype of the parameters and of the computation.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: BertEncoderConfig,
-        *,
-        rngs: JaxRngs | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, config: BertEncoderConfig, **options: Unpack[ParameterOptions]):
         super().__init__()
-        options = {"rngs": rngs, "device": device, "dtype": dtype}
         width, rate = config.hidden_size, config.attention_probs_dropout_prob
         self.num_heads = config.num_attention_heads
         self.W_query = linear(width, width, **options)
         self.W_key = linear(width, width, **options)
         self.W_value = linear(width, width, **options)
         self.out_proj = linear(width, width, **options)
-        self.dropout = Dropout(rate, rngs=rngs)
+        self.dropout = Dropout(rate, rngs=options.get("rngs"))
 
     def forward(
         self, x: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "B T"] | None = None

@@ -7,6 +7,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,7 +25,7 @@ from .decoding import generation
 from .decoding.cache import positions_of
 from .dropout import Dropout
 from .embedding import Embedding
-from .initial_weights import linear
+from .initial_weights import ParameterOptions, linear
 from .layer_norm import LayerNorm
 from .losses import check_labels, mean_loss
 from .multi_head_attention import MultiHeadAttention
@@ -202,22 +203,11 @@ class TransformerBlock(Resettable):
 
     Args:
         config: of the model.
-        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
-            Its numbers are JAX's; None takes torch's global generator.
-        device: device of the parameters.
-        dtype: dtype of the parameters and of the computation.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: GPTModelConfig,
-        *,
-        rngs: JaxRngs | None = None,
-        device: Device = None,
-        dtype: DType | None = None,
-    ):
+    def __init__(self, config: GPTModelConfig, **options: Unpack[ParameterOptions]):
         super().__init__()
-        options = {"rngs": rngs, "device": device, "dtype": dtype}
         emb_dim, rate = config.emb_dim, config.drop_rate
         self.att = MultiHeadAttention(
             emb_dim,
@@ -231,7 +221,7 @@ class TransformerBlock(Resettable):
         self.ff = FeedForward(config.feed_forward, **options)
         self.norm1 = LayerNorm(emb_dim, **options)
         self.norm2 = LayerNorm(emb_dim, **options)
-        self.drop_shortcut = Dropout(rate, rngs=rngs)
+        self.drop_shortcut = Dropout(rate, rngs=options.get("rngs"))
 
     def forward(
         self, x: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "..."] | None = None

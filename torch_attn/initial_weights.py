@@ -5,11 +5,28 @@ Without `rngs` they start as torch has it, from its global generator.
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import torch
 from torch import Tensor, nn
 from torch.types import Device
 
 from .random import JaxRngs, check_rngs
+
+
+class ParameterOptions(TypedDict, total=False):
+    """Arguments that a module hands on to the layers in it.
+
+    Attributes:
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+    """
+
+    rngs: JaxRngs | None
+    device: Device
+    dtype: torch.dtype | None
 
 
 def linear(

@@ -6,12 +6,10 @@ position, S key position, D width, E width of the context.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.specs import EncoderDecoderBlockConfig
@@ -19,7 +17,7 @@ from attn_bridge.specs import EncoderDecoderBlockConfig
 from ..cross_attention import CrossAttention
 from ..dropout import Dropout
 from ..grouped_query_attention import GroupedQueryAttention
-from ..random import Rngs
+from ..initial_weights import ParameterOptions
 from .decoder_block import make_norm
 from .feed_forward import make_feed_forward
 
@@ -29,28 +27,18 @@ class EncoderDecoderBlock(nnx.Module):
 
     Args:
         config: those of attentions, feed-forward layers and norms, and the positions of the norms.
-        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
-        param_dtype: dtype of the parameters.
-        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: EncoderDecoderBlockConfig,
-        *,
-        rngs: Rngs,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
-    ):
+    def __init__(self, config: EncoderDecoderBlockConfig, **options: Unpack[ParameterOptions]):
         self.config = config
-        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.att = GroupedQueryAttention(config.attention, **options)
         if config.cross_attention is not None:
             self.cross_att = CrossAttention(config.cross_attention, **options)
         self.ff = make_feed_forward(config.feed_forward, **options)
         for name in config.norm_names:
             setattr(self, name, make_norm(config.norm, **options))
-        self.drop_shortcut = Dropout(config.dropout, rngs=rngs)
+        self.drop_shortcut = Dropout(config.dropout, rngs=options["rngs"])
 
     def __call__(
         self,

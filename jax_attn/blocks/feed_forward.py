@@ -5,20 +5,18 @@ Twins: `jax_attn.blocks.feed_forward`, `torch_attn.blocks.feed_forward`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from attn_bridge.specs import FeedForwardConfig
 
 from ..dropout import Dropout
-from ..initial_weights import linear
-from ..random import Rngs
+from ..initial_weights import ParameterOptions, linear
 from .activation import XIELU, Activation
 
 
@@ -27,21 +25,11 @@ class FeedForward(nnx.Module):
 
     Args:
         config: widths, activation, biases, dropout; without a gate.
-        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
-        param_dtype: dtype of the parameters.
-        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: FeedForwardConfig,
-        *,
-        rngs: Rngs,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
-    ):
+    def __init__(self, config: FeedForwardConfig, **options: Unpack[ParameterOptions]):
         self.config = config
-        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.layers = nnx.List(
             [
                 linear(config.d_in, config.hidden_dim, config.bias, **options),
@@ -50,7 +38,7 @@ class FeedForward(nnx.Module):
             ]
         )
         if config.dropout:
-            self.drop_hidden = Dropout(config.dropout, rngs=rngs)
+            self.drop_hidden = Dropout(config.dropout, rngs=options["rngs"])
 
     def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
@@ -65,21 +53,11 @@ class GatedFeedForward(nnx.Module):
 
     Args:
         config: widths, activation, biases, and how gate and values are clipped or scaled; with a gate.
-        rngs: source of the initial weights (stream ``params``).
-        param_dtype: dtype of the parameters.
-        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: FeedForwardConfig,
-        *,
-        rngs: Rngs,
-        param_dtype: DTypeLike = jnp.float32,
-        dtype: DTypeLike | None = None,
-    ):
+    def __init__(self, config: FeedForwardConfig, **options: Unpack[ParameterOptions]):
         self.config = config
-        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.fc1 = linear(config.d_in, config.hidden_dim, config.bias, **options)
         self.fc2 = linear(config.d_in, config.hidden_dim, config.bias, **options)
         self.fc3 = linear(config.hidden_dim, config.d_in, config.bias, **options)

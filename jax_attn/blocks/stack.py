@@ -7,13 +7,12 @@ E width of the context, C channel of a frame, F frame.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array, lax
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.specs import StackConfig
@@ -22,7 +21,7 @@ from .. import functional
 from ..decoding.cache import positions_of
 from ..dropout import Dropout
 from ..embedding import Embedding
-from ..random import Rngs
+from ..initial_weights import ParameterOptions
 from .activation import Activation
 from .convolution import Convolution
 from .decoder_block import make_norm
@@ -34,16 +33,11 @@ class Stack(nnx.Module):
 
     Args:
         config: of the stack.
-        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
-        param_dtype: dtype of the parameters.
-        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self, config: StackConfig, *, rngs: Rngs, param_dtype: DTypeLike = jnp.float32, dtype: DTypeLike | None = None
-    ):
+    def __init__(self, config: StackConfig, **options: Unpack[ParameterOptions]):
         self.config = config
-        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         front, offset = config.convolutions, config.position_offset
         if front is not None:
             self.conv1 = Convolution(front.channels, front.emb_dim, front.size, **options)
@@ -53,10 +47,10 @@ class Stack(nnx.Module):
             self.tok_emb = Embedding(config.vocab_size, config.emb_dim, **options)
         self.pos_emb = Embedding(config.num_positions + offset, config.emb_dim, offset, **options)
         if not config.learned_positions:
-            self.pos_emb.embedding.set_value(jnp.asarray(config.sines(), param_dtype))
+            self.pos_emb.embedding.set_value(jnp.asarray(config.sines(), options.get("param_dtype", jnp.float32)))
         if config.embedding_norm is not None:
             self.emb_norm = make_norm(config.embedding_norm, **options)
-        self.drop_emb = Dropout(config.dropout, rngs=rngs)
+        self.drop_emb = Dropout(config.dropout, rngs=options["rngs"])
         self.trf_blocks = nnx.List(EncoderDecoderBlock(block, **options) for block in config.blocks)
         if config.norm is not None:
             self.final_norm = make_norm(config.norm, **options)

@@ -6,12 +6,10 @@ position, S key position, D width, E width of the context.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.types import Device
 
 from attn_bridge.specs import EncoderDecoderBlockConfig
 
@@ -19,7 +17,7 @@ from ..cross_attention import CrossAttention
 from ..decoding.cache import KeyValueCache
 from ..dropout import Dropout
 from ..grouped_query_attention import GroupedQueryAttention
-from ..random import JaxRngs
+from ..initial_weights import ParameterOptions
 from ..resetting import Resettable
 from .decoder_block import make_norm
 from .feed_forward import make_feed_forward
@@ -33,30 +31,19 @@ class EncoderDecoderBlock(Resettable):
 
     Args:
         config: those of attentions, feed-forward layers and norms, and the positions of the norms.
-        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
-            Its numbers are JAX's; None takes torch's global generator.
-        device: device of the parameters.
-        dtype: dtype of the parameters and of the computation.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: EncoderDecoderBlockConfig,
-        *,
-        rngs: JaxRngs | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, config: EncoderDecoderBlockConfig, **options: Unpack[ParameterOptions]):
         super().__init__()
         self.config = config
-        options = {"rngs": rngs, "device": device, "dtype": dtype}
         self.att = GroupedQueryAttention(config.attention, **options)
         if config.cross_attention is not None:
             self.cross_att = CrossAttention(config.cross_attention, **options)
         self.ff = make_feed_forward(config.feed_forward, **options)
         for name in config.norm_names:
             setattr(self, name, make_norm(config.norm, **options))
-        self.drop_shortcut = Dropout(config.dropout, rngs=rngs)
+        self.drop_shortcut = Dropout(config.dropout, rngs=options.get("rngs"))
 
     def forward(
         self,

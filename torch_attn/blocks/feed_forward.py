@@ -5,18 +5,16 @@ Twins: `jax_attn.blocks.feed_forward`, `torch_attn.blocks.feed_forward`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.types import Device
 
 from attn_bridge.specs import FeedForwardConfig
 
 from ..dropout import Dropout
-from ..initial_weights import linear
-from ..random import JaxRngs
+from ..initial_weights import ParameterOptions, linear
 from ..resetting import Resettable
 from .activation import XIELU, Activation
 
@@ -26,23 +24,12 @@ class FeedForward(Resettable):
 
     Args:
         config: widths, activation, biases, dropout; without a gate.
-        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
-            Its numbers are JAX's; None takes torch's global generator.
-        device: device of the parameters.
-        dtype: dtype of the parameters and of the computation.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: FeedForwardConfig,
-        *,
-        rngs: JaxRngs | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, config: FeedForwardConfig, **options: Unpack[ParameterOptions]):
         super().__init__()
         self.config = config
-        options = {"rngs": rngs, "device": device, "dtype": dtype}
         self.layers = nn.ModuleList(
             [
                 linear(config.d_in, config.hidden_dim, config.bias, **options),
@@ -51,7 +38,7 @@ class FeedForward(Resettable):
             ]
         )
         if config.dropout:
-            self.drop_hidden = Dropout(config.dropout, rngs=rngs)
+            self.drop_hidden = Dropout(config.dropout, rngs=options.get("rngs"))
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
@@ -66,23 +53,12 @@ class GatedFeedForward(Resettable):
 
     Args:
         config: widths, activation, biases, and how gate and values are clipped or scaled; with a gate.
-        rngs: source of the initial weights (stream ``params``).
-            Its numbers are JAX's; None takes torch's global generator.
-        device: device of the parameters.
-        dtype: dtype of the parameters and of the computation.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: FeedForwardConfig,
-        *,
-        rngs: JaxRngs | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, config: FeedForwardConfig, **options: Unpack[ParameterOptions]):
         super().__init__()
         self.config = config
-        options = {"rngs": rngs, "device": device, "dtype": dtype}
         self.fc1 = linear(config.d_in, config.hidden_dim, config.bias, **options)
         self.fc2 = linear(config.d_in, config.hidden_dim, config.bias, **options)
         self.fc3 = linear(config.hidden_dim, config.d_in, config.bias, **options)

@@ -7,12 +7,12 @@ E width of the context, C channel of a frame, F frame.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.types import Device
 
 from attn_bridge.specs import StackConfig
 
@@ -20,7 +20,7 @@ from .. import functional
 from ..decoding.cache import positions_of
 from ..dropout import Dropout
 from ..embedding import Embedding
-from ..random import JaxRngs
+from ..initial_weights import ParameterOptions
 from ..resetting import Resettable
 from .activation import Activation
 from .convolution import Convolution
@@ -33,23 +33,12 @@ class Stack(Resettable):
 
     Args:
         config: of the stack.
-        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
-            Its numbers are JAX's; None takes torch's global generator.
-        device: device of the parameters.
-        dtype: dtype of the parameters and of the computation.
+        **options: see `ParameterOptions`.
     """
 
-    def __init__(
-        self,
-        config: StackConfig,
-        *,
-        rngs: JaxRngs | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, config: StackConfig, **options: Unpack[ParameterOptions]):
         super().__init__()
         self.config = config
-        options = {"rngs": rngs, "device": device, "dtype": dtype}
         front, offset = config.convolutions, config.position_offset
         if front is not None:
             self.conv1 = Convolution(front.channels, front.emb_dim, front.size, **options)
@@ -63,7 +52,7 @@ class Stack(Resettable):
                 self.pos_emb.weight.copy_(torch.from_numpy(config.sines()))
         if config.embedding_norm is not None:
             self.emb_norm = make_norm(config.embedding_norm, **options)
-        self.drop_emb = Dropout(config.dropout, rngs=rngs)
+        self.drop_emb = Dropout(config.dropout, rngs=options.get("rngs"))
         self.trf_blocks = nn.ModuleList(EncoderDecoderBlock(block, **options) for block in config.blocks)
         if config.norm is not None:
             self.final_norm = make_norm(config.norm, **options)

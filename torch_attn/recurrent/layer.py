@@ -26,7 +26,7 @@ Visible: TypeAlias = Bool[Tensor, "B T"] | None
 States: TypeAlias = tuple[Float[Tensor, "B H D Dv"] | None, Float[Tensor, "B K-1 C"] | None]
 """The state, and the last inputs of the convolution if there is one; before the first token, None stands for zeros."""
 
-LayerRead: TypeAlias = tuple[Float[Tensor, "B T e"], States]
+LayerRead: TypeAlias = tuple[Float[Tensor, "B T e"], tuple[Float[Tensor, "B H D Dv"], Float[Tensor, "B K-1 C"] | None]]
 """The output, and the states that the tokens leave."""
 
 
@@ -86,8 +86,8 @@ class RecurrentLayer(Resettable):
             cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         visible = recurrence.visible_tokens(attention_mask, batch, cache)
         states = (None, None) if cache is None else (cache.state, cache.conv_state)
-        output, states = self._read(recurrence.without(batch, visible), visible, states, form)
-        return output, cache if cache is None else cache.advance(*states, batch.shape[1])
+        output, (state, conv_state) = self._read(recurrence.without(batch, visible), visible, states, form)
+        return output, cache if cache is None else cache.advance(state, conv_state, batch.shape[1])
 
     def _read(self, batch: Float[Tensor, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
         """Return the output of the tokens, in which padding is zeros, and the states that they leave."""
