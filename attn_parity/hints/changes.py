@@ -24,6 +24,9 @@ BUDGET = 1 << 26
 PER_OPERATION = 1000
 """Elements whose time an operation takes in addition."""
 
+TRACED = 10
+"""How many times that an operation takes to be traced and run, forward and backward."""
+
 MOST_VALUES = 1 << 22
 """Most elements of the values that are kept of a run."""
 
@@ -44,6 +47,15 @@ STEPS = 12
 
 DIGITS = 3
 """Most digits of a number that code holds, unless the other side's code holds it."""
+
+
+ORDINALS = ("first", "second", "third", "fourth")
+
+
+def stopped(name: str, index: int, count: int) -> str:
+    """Describe an operation that passes no gradient to one of its operands."""
+    which = "" if count == 1 else f"{ORDINALS[index] if index < len(ORDINALS) else f'{index + 1}th'} "
+    return f"the gradient of the {which}operand of {name} stopped"
 
 
 def orders(count: int) -> Iterator[tuple[str, tuple[int, ...]]]:

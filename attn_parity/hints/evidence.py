@@ -13,7 +13,7 @@ from ..results.findings import shown
 from .case import FIT, Array, Arrays, Case, ratio_of
 from .layers import BY_WEIGHTS, LAYERS
 from .norms import norms
-from .relations import RELATIONS, positions, variance
+from .relations import RELATIONS, multiples, positions, variance
 from .settings import differing
 
 MAX = 2
@@ -91,7 +91,7 @@ def hint_for(
     if numbers and len(causes) < MAX:
         whole = getattr(evidence, "whole", None)
         text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
-        if not text or text == relation(evidence, names, (positions,)):
+        if not text or text == relation(evidence, names, (positions, multiples)):
             text = probe() or ("" if causes else getattr(evidence, "changes", str)()) or text
         is_norm = any(setting.startswith(("eps is ", "num_groups is ")) for setting in causes)
         # Formulas of two norms say nothing more than their settings.

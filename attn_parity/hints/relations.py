@@ -233,6 +233,11 @@ def _normalised(case: Case) -> str:
     )
 
 
+def multiples(case: Case) -> str:
+    """Describe rows or channels that are multiples of the other side's where no norm can be the cause."""
+    return "" if case.may_hold("norm") else _normalised(case)
+
+
 def _span(least: float, most: float) -> str:
     """Format two ratios with as many digits as make them differ."""
     texts = f"{least:.4g}", f"{most:.4g}"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..pair import SIDES
 from ..results.findings import Side, shown
-from ..sides.subject import Arguments, Array, Call
-from .forcing import Paths
-from .leaves import fed, match_leaves, match_outputs
-from .sides import FAILURES, Sides, SubmoduleRunner
+from ..sides.subject import Arguments, Array, Call, GradientSample, Run
+from .between import Direction
+from .forcing import Paths, gradients_apart, gradients_of
+from .leaves import fed, fed_cotangents, match_leaves, match_outputs
+from .sides import Sides, SubmoduleRunner
 
 COPIES = 2
 """Inputs on which a change has to make both sides agree."""
+
+AGREE = 1e-9
+"""Largest difference of gradients that agree, relative to the largest of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,41 +30,42 @@ class ChangedOperations:
         sides: the pair.
         paths: the submodule on each side.
         calls: its call on each side.
+        direction: of the fault: forward changes results, backward the gradients that operations pass.
     """
 
     runner: SubmoduleRunner
     sides: Sides
     paths: Paths
     calls: Mapping[Side, Call]
+    direction: Direction = "forward"
 
     def hint(self) -> str:
         """Return the change of an operation with which both sides agree, and its line of code; "" if none does."""
-        try:
-            arguments = [self._arguments(copy) for copy in range(COPIES)]
-            outputs = [
-                {side: self.runner.run(side, self.paths[side], each[side]).outputs for side in SIDES}
-                for each in arguments
-            ]
-        except FAILURES:
-            return ""
         for side in reversed(SIDES):
             changes: list[tuple[str, str]] = []
             with contextlib.suppress(Exception):  # changed code may fail anyhow, and the verdict needs no hint
-                samples = [
-                    (each[side], self._wanted(side, made)) for each, made in zip(arguments, outputs, strict=True)
-                ]
-                subject, path = self.sides.subjects[side], self.paths[side]
-                changes = subject.changes(self.runner.weights(side), samples, path=path)
+                changes = self._changes(side) if self.direction == "forward" else self._gradient_changes(side)
             if changes:
                 label = shown(self.sides.labels[side])
                 ways = [f"{text} ({where})" if where else text for text, where in changes]
                 return f"with {', or with '.join(ways)} in {label} both sides agree"
         return ""
 
-    def _arguments(self, copy: int) -> dict[Side, Arguments]:
-        calls = dict(self.calls)
-        groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
-        return fed(calls, groups, "first", copy=copy)
+    def _fed(self) -> Iterator[dict[Side, Arguments]]:
+        groups = match_leaves(*(self.calls[side].arguments.leaves for side in SIDES))
+        for copy in range(COPIES):
+            yield fed(dict(self.calls), groups, "first", copy=copy)
+
+    def _changes(self, side: Side) -> list[tuple[str, str]]:
+        """Return the changes with which one side has the other's outputs."""
+        samples = []
+        for arguments in self._fed():
+            made = {one: self.runner.run(one, self.paths[one], arguments[one]).outputs for one in SIDES}
+            samples.append((arguments[side], self._wanted(side, made)))
+        changes: list[tuple[str, str]] = self.sides.subjects[side].changes(
+            self.runner.weights(side), samples, path=self.paths[side]
+        )
+        return changes
 
     def _wanted(self, side: Side, outputs: Mapping[Side, Sequence[Array]]) -> list[Array]:
         """Return the other side's outputs as this side would return them."""
@@ -72,3 +77,27 @@ class ChangedOperations:
             for index in group.places(side):
                 wanted[index] = group.given(side, value)
         return wanted
+
+    def _gradient_changes(self, side: Side) -> list[tuple[str, str]]:
+        """Return the changes with which one side has the other's gradients."""
+        calls, pairing = dict(self.calls), self.sides.pairing
+        groups, outputs = match_leaves(*(calls[one].arguments.leaves for one in SIDES)), match_outputs(calls)
+        cotangents = fed_cotangents(calls, outputs, "first")
+        samples, differing = [], set[str | int]()
+        for arguments in self._fed():
+            runs = {one: self.runner.run(one, self.paths[one], arguments[one], cotangents[one]) for one in SIDES}
+
+            apart = gradients_apart(gradients_of(pairing, runs, groups))
+
+            def agrees(run: Run, runs: Mapping[Side, Run] = runs, count: int = len(apart)) -> bool:
+                gaps = gradients_apart(gradients_of(pairing, {**runs, side: run}, groups))
+                return len(gaps) == count and max(gaps.values(), default=0.0) <= AGREE
+
+            samples.append(GradientSample(arguments[side], cotangents[side], agrees))
+            leaves = {f"input {at}": group.places(side) for at, group in enumerate(groups)}
+            leaves |= {match.first.name: (match.tensor(side).source,) for match in pairing.matches}
+            differing.update(leaf for name, gap in apart.items() if gap > AGREE for leaf in leaves[name])
+        changes: list[tuple[str, str]] = self.sides.subjects[side].gradient_changes(
+            self.runner.weights(side), samples, differing, path=self.paths[side]
+        )
+        return changes

@@ -108,9 +108,11 @@ def force(
                     matched = again
                     runs = run_both(runner, paths, calls, feed, matched, source)
                     forward = apart_in(runs, matched)
-            backward, worst = _backward(pairing, runs, feed.groups)
+            gradients = gradients_apart(gradients_of(pairing, runs, feed.groups))
+            backward = max(gradients.values(), default=0.0)
             if backward > (measured.backward or 0.0):
-                measured = dataclasses.replace(measured, worst=worst)
+                worst = max(gradients, key=lambda name: gradients[name])
+                measured = dataclasses.replace(measured, worst=f"the gradient of {worst}")
             measured = dataclasses.replace(
                 measured,
                 forward=max(forward, measured.forward or 0.0),
@@ -204,16 +206,10 @@ def gradients_of(pairing: Pairing, runs: Mapping[Side, Run], groups: Sequence[Le
     return gradients
 
 
-def _backward(pairing: Pairing, runs: Mapping[Side, Run], groups: Sequence[LeafGroup]) -> tuple[float, str]:
-    """Return the largest difference of gradients, relative to the largest of them, and which one it is."""
-    gradients = gradients_of(pairing, runs, groups)
+def gradients_apart(gradients: Mapping[Side, Arrays]) -> dict[str, float]:
+    """Return name -> difference of each gradient, relative to the largest of all."""
     scale = scale_of([array for arrays in gradients.values() for array in arrays.values()]) or 1.0
-    largest, guilty = 0.0, ""
-    for name, gradient in gradients["first"].items():
-        distance_of_gradient = distance(gradient, gradients["second"][name]) / scale
-        if distance_of_gradient > largest:
-            largest, guilty = distance_of_gradient, f"the gradient of {name}"
-    return largest, guilty
+    return {name: distance(one, gradients["second"][name]) / scale for name, one in gradients["first"].items()}
 
 
 TELLING = 1 << 27

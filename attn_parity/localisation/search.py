@@ -454,10 +454,9 @@ class _Search:
             labels=(self.sides.labels["first"], self.sides.labels["second"]),
         )
         calls: dict[Side, Call] = dict(zip(SIDES, self._worst_call(node, direction), strict=True))
-        if self.runner is not None and direction == "forward" and self.aim == "meaning":
-            setting = dataclasses.replace(
-                setting, changes=ChangedOperations(self.runner, self.sides, paths, calls).hint
-            )
+        if self.runner is not None and self.aim == "meaning":
+            changed = ChangedOperations(self.runner, self.sides, paths, calls, direction)
+            setting = dataclasses.replace(setting, changes=changed.hint)
         try:
             evidence = evidence_of(self.sides, self.runner, paths, calls, setting)
         except FAILURES:

@@ -144,3 +144,11 @@ class FoldedSubject:
         """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
         run, calls = self._subject.substituted(self._unfolded(weights), arguments, cotangents, substitutes)
         return self._folded(run), calls
+
+    def changes(self, weights: Mapping[str, Array], *samples: Any, **options: Any) -> list[tuple[str, str]]:
+        """Return the changes of one operation of a submodule that give other outputs."""
+        return self._subject.changes(self._unfolded(weights), *samples, **options)
+
+    def gradient_changes(self, weights: Mapping[str, Array], *samples: Any, **options: Any) -> list[tuple[str, str]]:
+        """Return the operands to stop the gradients of, or to let them pass to."""
+        return self._subject.gradient_changes(self._unfolded(weights), *samples, **options)

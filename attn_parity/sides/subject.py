@@ -269,6 +269,15 @@ class Substitute:
 
 
 @dataclasses.dataclass(frozen=True)
+class GradientSample:
+    """One call of a submodule, the gradients of its outputs, and whether a run has the gradients wanted."""
+
+    arguments: Arguments
+    cotangents: Sequence[Array | None]
+    agrees: Callable[[Run], bool]
+
+
+@dataclasses.dataclass(frozen=True)
 class Call:
     """One call of a submodule, recorded while the whole module ran.
 
@@ -452,5 +461,22 @@ class Subject(Protocol):
         Args:
             weights: all weights by name.
             samples: calls of the submodule, and the outputs wanted of each.
+            path: the submodule.
+        """
+
+    def gradient_changes(
+        self,
+        weights: Mapping[str, Array],
+        samples: Sequence[GradientSample],
+        differing: Collection[str | int],
+        *,
+        path: str = "",
+    ) -> list[tuple[str, str]]:
+        """Return the operands to stop the gradients of, or to let them pass to, so that every sample agrees.
+
+        Args:
+            weights: all weights by name.
+            samples: calls of the submodule.
+            differing: names of the weights and positions of the inputs whose gradients differ.
             path: the submodule.
         """

@@ -31,6 +31,7 @@ from ...sides.subject import (
     Call,
     CannotPromoteError,
     DtypeCall,
+    GradientSample,
     ModuleFailedError,
     Run,
     SideWeight,
@@ -42,6 +43,7 @@ from ...sides.subject import (
 )
 from ...stack import raised_at
 from .drawing import _draws_more
+from .probes.changes.gradients import StoppedPrograms
 from .probes.changes.search import ChangedPrograms
 from .probes.numpy_interpreter import evaluate
 from .probes.rounding import JaxprJitter
@@ -423,6 +425,37 @@ class JaxSubject:
                 return []
             runs = [ChangedPrograms(closed, jax.tree.leaves(one)) for one in (operands, *others)]
         return runs[0].found([wanted for _, wanted in samples], runs[1:])
+
+    def gradient_changes(
+        self,
+        weights: Mapping[str, Array],
+        samples: Sequence[GradientSample],
+        differing: Collection[str | int],
+        *,
+        path: str = "",
+    ) -> list[tuple[str, str]]:
+        """Return the changes of what gradients pass with which every sample agrees; see `Subject.gradient_changes`."""
+        part, arguments = self._part(path), samples[0].arguments
+        kept = {name: _as(weights[name], "float64") for name in sorted(part.names) if name in weights}
+        operands = [
+            (kept, [_as(leaf, "float64") for leaf in sample.arguments.leaves], None, None) for sample in samples
+        ]
+        floats = [position for position, leaf in enumerate(arguments.leaves) if is_jax_float(leaf)]
+        probe = Differentiated(self.name, self.train, part, arguments, "float64", 0, "eager", None, self._entry(path))
+
+        def run_of(outputs: Sequence[Array], gradients: Mapping[str | int, Array]) -> Run:
+            inputs = [gradients.get(position) for position in range(len(arguments.leaves))]
+            own = {name: array for name, array in gradients.items() if isinstance(name, str)}
+            return Run(list(outputs), list(probe.structure), inputs, own)
+
+        with self._reported("float64", arguments), _kept_wide(operands[0][0], operands[0][1]):
+            try:
+                closed, _ = self._trace_promoted(probe.function(Masks(0)), operands[0])
+            except UNTRACEABLE:  # it looks at values
+                return []
+            leaves = [*kept, *range(len(arguments.leaves))]
+            programs = StoppedPrograms(closed, leaves, {*part.trainable, *floats}, run_of)
+            return programs.found(samples, [jax.tree.leaves(one) for one in operands], differing)
 
     @contextlib.contextmanager
     def _reported(self, dtype: str | None, arguments: Arguments) -> Iterator[None]:

@@ -28,6 +28,7 @@ from ...sides.subject import (
     Arrays,
     Call,
     DtypeCall,
+    GradientSample,
     Run,
     SideWeight,
     Submodule,
@@ -37,6 +38,8 @@ from ...sides.subject import (
 from .drawing import drawing
 from .recording import CallRecorder, DtypeRecorder
 from .running.execution import Execution, NeedsBackwardError, as_written, can_build_extensions
+from .running.gradients import StoppedCalls
+from .running.gradients import found as stopped_in
 from .running.operations import ChangedCalls, found
 from .running.replicas import mesh_of, read
 from .running.state import ONE_AT_A_TIME, asks_for_mode, eager, undisturbed
@@ -306,6 +309,24 @@ class TorchSubject:
 
         with ONE_AT_A_TIME:
             return found(run, [wanted for _, wanted in samples])
+
+    def gradient_changes(
+        self,
+        weights: Mapping[str, Array],
+        samples: Sequence[GradientSample],
+        differing: Collection[str | int],
+        *,
+        path: str = "",
+    ) -> list[tuple[str, str]]:
+        """Return the changes of what gradients pass with which every sample agrees; see `Subject.gradient_changes`."""
+
+        def run(number: int, calls: StoppedCalls) -> Run:
+            execution = Execution(self, self.side.part(path), path, "float64", "eager", 0, 0, frozenset(), calls)
+            sample = samples[number]
+            return execution.results(weights, sample.arguments, sample.cotangents, self._accumulates)
+
+        with ONE_AT_A_TIME:
+            return stopped_in(run, samples)
 
     def drawing(self, source: Masks | MaskPlan) -> contextlib.AbstractContextManager[object]:
         """Return the context in which dropout takes its masks from `source`, in train mode."""

@@ -32,6 +32,7 @@ FAULTS = {
         lambda x: torch.mul(*(part.sin() if at == 0 else part for at, part in enumerate(x.chunk(2, -1)))),
     ),
     "the shift the other way": (lambda x: x.roll((-1, 1), (1, 2)), lambda x: x.roll((1, -1), (1, 2))),
+    "no shift": (lambda x: x * 2, lambda x: torch.roll(x, shifts=(1, -1), dims=(1, 2)) * 2),
     "a mean for the sum": (lambda x: x.mean(1), lambda x: x.sum(1)),
     "SiLU for gelu": (functional.silu, functional.gelu),
     "exp of the negated operand": (lambda x: torch.exp(-x) * 2, lambda x: torch.exp(x) * 2),

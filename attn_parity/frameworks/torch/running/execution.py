@@ -32,6 +32,7 @@ from ....sides.tables import STILL
 from ....stack import raised_at
 from ..weights import TorchPart, outputs_of
 from .flash import Flash, LogSumExp
+from .gradients import StoppedCalls
 from .lent import LentTensor, Loan, returned
 from .literals import DispatchLiterals
 from .operations import ChangedCalls
@@ -62,7 +63,7 @@ class Execution:
         seed: int,
         masks: int,
         tables: frozenset[int],
-        calls: ChangedCalls | None = None,
+        calls: ChangedCalls | StoppedCalls | None = None,
     ):
         self.subject, self.part, self.path = subject, part, path
         self.dtype, self.mode, self.seed, self.tables = dtype, mode, seed, tables

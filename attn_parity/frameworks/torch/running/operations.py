@@ -106,7 +106,7 @@ class ChangedCalls(TorchFunctionMode):
         self.moved = 0
 
     def __torch_function__(self, func: Value, types: Value, args: Value = (), kwargs: Value = None) -> Value:
-        name, kwargs = _name(func), dict(kwargs or {})
+        name, kwargs = call_name(func), dict(kwargs or {})
         if not name:
             return func(*args, **kwargs)
         number, self._number = self._number, self._number + 1
@@ -253,7 +253,8 @@ def ways_of(call: TorchCall) -> Ways:
     elif name == "logsumexp" and plain.ndim < operand.ndim:
         yield from logsumexps(operand, _axes(call, operand))
     elif name == "roll":
-        moved, axes = call.args[1:3] if len(call.args) > 2 else ((), ())
+        given = {**dict(zip(("input", "shifts", "dims"), call.args, strict=False)), **call.kwargs}
+        moved, axes = given.get("shifts"), given.get("dims")
         if isinstance(moved, int) and isinstance(axes, int):
             yield from shifts(operand, axes, moved)
         elif isinstance(moved, (tuple, list)) and isinstance(axes, (tuple, list)):
@@ -303,7 +304,7 @@ def _tensor(array: Value) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _name(func: Value) -> str:
+def call_name(func: Value) -> str:
     """Return the plain name of a function of torch; "" for attributes."""
     name = str(getattr(func, "__name__", ""))
     if name in ("__get__", "__set__", "__setitem__") or name.endswith("_like"):

@@ -1,0 +1,153 @@
+"""Gradients that code stops, or lets through: the change of one operand with which the backward pass is the one wanted.
+
+The forward program is run again with the gradient of one operand stopped, or with one `stop_gradient` left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from .....hints.changes import PER_OPERATION, TRACED, Budget, stopped
+from .....sides.subject import Array, GradientSample, Run
+from ...running.promotion import promoted
+from ..numpy_interpreter import bind, evaluate
+from .program import Atom, Jaxpr, Program
+
+Leaf = str | int
+"""A weight's name, or the position of an input."""
+
+Stops = Callable[[int, int, Atom], bool]
+"""From the position of an operation, and the index of an operand and the operand, to whether no gradient passes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stop:
+    """A change: the operands whose gradients it stops, or the `stop_gradient` that it leaves out."""
+
+    text: str
+    where: str
+    stops: Stops = lambda at, index, atom: False
+    passes: int = -1
+
+
+class StoppedPrograms:
+    """Runs a float64 program forward and backward, with changes of what the gradients pass.
+
+    Args:
+        closed: the forward program.
+        leaves: its arguments, in order.
+        trained: those that have gradients.
+        run_of: makes a run from the outputs and the gradients by leaf.
+    """
+
+    def __init__(
+        self,
+        closed: Jaxpr,
+        leaves: Sequence[Leaf],
+        trained: Collection[Leaf],
+        run_of: Callable[[Sequence[Array], Mapping[Leaf, Array]], Run],
+    ):
+        self._program, self._leaves, self._run_of = Program(closed), leaves, run_of
+        self._trained = [position for position, leaf in enumerate(leaves) if leaf in trained]
+
+    def found(
+        self, samples: Sequence[GradientSample], operands: Sequence[Sequence[ArrayLike]], differing: Collection[Leaf]
+    ) -> list[tuple[str, str]]:
+        """Return the changes with which every sample agrees; `differing` leaves have other gradients."""
+        budget, hits = Budget(), dict[str, str]()
+        for change in self._changes(frozenset(differing)):
+            if change.where in hits or not budget.spend(TRACED * PER_OPERATION * len(self._program.operations)):
+                continue
+            made = ((sample, self._run(change, sample, own)) for sample, own in zip(samples, operands, strict=True))
+            if all(sample.agrees(run) for sample, run in made):
+                hits[change.where] = change.text
+            if len(hits) > 1:
+                break
+        return [(text, where) for where, text in hits.items()]
+
+    def _changes(self, differing: frozenset[Leaf]) -> Iterator[_Stop]:
+        """Yield the changes that may reach every leaf that differs, the likeliest first."""
+        sources = dict[Atom, frozenset[Leaf]]()
+        for position in self._trained:
+            sources[self._program.inputs[position]] = frozenset([self._leaves[position]])
+        edges = []
+        for at, operation in enumerate(self._program.operations):
+            given = [sources.get(item, frozenset[Leaf]()) for item in operation.operands if isinstance(item, int)]
+            reached = frozenset[Leaf]().union(*given)
+            if operation.name == "stop_gradient":
+                if differing <= reached:
+                    yield _Stop("a gradient not stopped", operation.where, passes=at)
+                continue
+            for item, variable in zip(operation.results, operation.equation.outvars, strict=True):
+                if jnp.issubdtype(variable.aval.dtype, jnp.inexact):
+                    sources[item] = reached
+            edges += [(at, index, item) for index, item in enumerate(operation.operands) if isinstance(item, int)]
+        edges = [edge for edge in edges if sources.get(edge[2]) and differing <= sources[edge[2]]]
+        edges.sort(key=lambda edge: len(sources[edge[2]]))  # what feeds nothing else explains the difference best
+        for at, index, _ in edges:
+            operation = self._program.operations[at]
+            count = len(operation.operands)
+
+            def stops(mine: int, its: int, atom: Atom, at: int = at, index: int = index) -> bool:
+                return (mine, its) == (at, index)
+
+            yield _Stop(stopped(operation.name, index, count), operation.where, stops)
+        for value in dict.fromkeys(item for _, _, item in edges):
+            if len(self._program.takes[value]) > 1:
+                maker = self._program.makes.get(value)
+                where = "" if maker is None else self._program.operations[maker].where
+                name = "an argument" if maker is None else f"the result of {self._program.operations[maker].name}"
+
+                def ends(at: int, index: int, atom: Atom, value: Atom = value) -> bool:
+                    return bool(atom == value)
+
+                yield _Stop(f"the gradient of {name} stopped", where, ends)
+
+    def _run(self, change: _Stop, sample: GradientSample, operands: Sequence[ArrayLike]) -> Run:
+        cotangents = sample.cotangents
+
+        def differentiated(*args: ArrayLike) -> tuple[list[ArrayLike], list[ArrayLike]]:
+            chosen = [args[position] for position in self._trained]
+            floats: list[int] = []
+
+            def forward(chosen: Sequence[ArrayLike]) -> tuple[list[ArrayLike], list[ArrayLike]]:
+                given = list(args)
+                for position, value in zip(self._trained, chosen, strict=True):
+                    given[position] = value
+                outputs = self._forward(change, given)
+                floats[:] = [at for at, one in enumerate(outputs) if jnp.issubdtype(jnp.result_type(one), jnp.inexact)]
+                return [outputs[at] for at in floats], outputs
+
+            outputs, pull, whole = jax.vjp(forward, chosen, has_aux=True)
+            wanted = [
+                jnp.zeros_like(one) if cotangents[at] is None else jnp.asarray(cotangents[at], one.dtype)
+                for at, one in zip(floats, outputs, strict=True)
+            ]
+            return whole, pull(wanted)[0]
+
+        with promoted():
+            closed, shape = jax.make_jaxpr(differentiated, return_shape=True)(*operands)
+        made = jax.tree.unflatten(jax.tree.structure(shape), evaluate(closed, *operands))
+        leaves = [self._leaves[position] for position in self._trained]
+        return self._run_of(made[0], dict(zip(leaves, made[1], strict=True)))
+
+    def _forward(self, change: _Stop, args: Sequence[ArrayLike]) -> list[ArrayLike]:
+        values: dict[int, ArrayLike] = {**self._program.constants}
+        values.update(zip(self._program.inputs, args, strict=True))
+
+        def read(atom: Atom) -> ArrayLike:
+            return values[atom] if isinstance(atom, int) else atom.val
+
+        for at, operation in enumerate(self._program.operations):
+            operands = [
+                jax.lax.stop_gradient(read(item)) if change.stops(at, index, item) else read(item)
+                for index, item in enumerate(operation.operands)
+            ]
+            results = operands[:1] if at == change.passes else bind(operation.equation, operands)
+            values.update(zip(operation.results, results, strict=True))
+        return [read(item) for item in self._program.outputs]

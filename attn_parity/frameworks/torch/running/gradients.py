@@ -1,0 +1,86 @@
+"""Gradients that code stops, or lets through: the change of one call of torch with which the backward pass agrees.
+
+The twin is `frameworks.jax.probes.changes.gradients`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ....hints.changes import PER_OPERATION, Budget, stopped
+from ....sides.subject import GradientSample, Run
+from ....stack import live, written_at
+from .operations import WORK, Value, call_name
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stop:
+    """A change: the number of a call, and the index of the operand that it detaches; None calls no `detach`."""
+
+    text: str
+    where: str
+    at: int
+    index: int | None
+
+
+class StoppedCalls(TorchFunctionMode):
+    """While it is entered, records calls of torch whose operands have gradients, or detaches one operand of one.
+
+    Args:
+        change: the change; None records.
+    """
+
+    moved = 0
+
+    def __init__(self, change: _Stop | None = None):
+        super().__init__()
+        self._change, self._number = change, 0
+        self.stops: list[_Stop] = []
+        self.elements = 0
+
+    def __torch_function__(self, func: Value, types: Value, args: Value = (), kwargs: Value = None) -> Value:
+        name, kwargs = call_name(func), dict(kwargs or {})
+        if not name:
+            return func(*args, **kwargs)
+        number, self._number = self._number, self._number + 1
+        if self._change is None:
+            places = [at for at, one in enumerate(args) if isinstance(one, Tensor) and one.requires_grad]
+            where = written_at(live(sys._getframe(1))) if places else ""
+            places = places if where else []  # the rest is no code of the side's
+            if name == "detach":
+                self.stops += [_Stop("a gradient not stopped", where, number, None) for _ in places]
+            else:
+                self.stops += [_Stop(stopped(name, at, len(args)), where, number, at) for at in places]
+            self.elements += sum(args[at].numel() for at in places)
+        elif number == self._change.at:
+            if self._change.index is None:
+                return args[0]
+            index = self._change.index
+            args = tuple(one.detach() if at == index else one for at, one in enumerate(args))
+        return func(*args, **kwargs)
+
+
+def found(run: Callable[[int, StoppedCalls], Run], samples: Sequence[GradientSample]) -> list[tuple[str, str]]:
+    """Return the changes with which every sample agrees: what changes, and ``file:line``.
+
+    Args:
+        run: number of the sample and mode -> the run of the side.
+        samples: the calls.
+    """
+    record, budget = StoppedCalls(), Budget()
+    run(0, record)
+    cost = 2 * WORK * (PER_OPERATION * len(record.stops) + record.elements)
+    hits: dict[str, str] = {}
+    for change in sorted(record.stops, key=lambda one: one.index is not None):
+        if change.where in hits or not budget.spend(cost):
+            continue
+        if all(sample.agrees(run(at, StoppedCalls(change))) for at, sample in enumerate(samples)):
+            hits[change.where] = change.text
+        if len(hits) > 1:
+            break
+    return [(text, where) for where, text in hits.items()]
