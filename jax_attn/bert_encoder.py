@@ -27,6 +27,7 @@ from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import ParameterOptions, linear
 from .layer_norm import LayerNorm
+from .layer_options import LayerOptions, takes_layer_options
 from .modes import takes_mode
 from .random import Rngs
 
@@ -43,6 +44,7 @@ class BertEncoder(Pretrained, nnx.Module):
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None takes that of the parameters.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
 
     Raises:
         TypeError: `config` is neither, or a value in it has the wrong type.
@@ -50,6 +52,7 @@ class BertEncoder(Pretrained, nnx.Module):
     """
 
     @BertEncoderConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: BertEncoderConfig | Mapping[str, object],
@@ -57,6 +60,7 @@ class BertEncoder(Pretrained, nnx.Module):
         rngs: Rngs,
         param_dtype: DTypeLike = jnp.float32,
         dtype: DTypeLike | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = BertEncoderConfig.read(config)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}

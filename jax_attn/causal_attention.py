@@ -5,7 +5,7 @@ Twins: `jax_attn.causal_attention`, `torch_attn.causal_attention`. Letters: b ba
 
 from __future__ import annotations
 
-from typing import Never
+from typing import Never, Unpack
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -19,6 +19,7 @@ from attn_bridge.specs import CausalAttentionConfig
 from . import functional
 from .dropout import Dropout
 from .initial_weights import linear
+from .layer_options import LayerOptions, takes_layer_options
 from .modes import takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
@@ -39,11 +40,13 @@ class CausalAttention(nnx.Module):
         implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
 
     Raises:
         ValueError: a size below 1, or `dropout` outside [0, 1).
     """
 
+    @takes_layer_options
     def __init__(
         self,
         d_in: int,
@@ -56,6 +59,7 @@ class CausalAttention(nnx.Module):
         implementation: str | None = None,
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = CausalAttentionConfig(d_in, d_out, context_length, dropout, qkv_bias)
         self.implementation = functional.check_implementation(implementation)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +17,7 @@ from jaxtyping import Bool, Float
 from attn_bridge.masks import as_mask, causal, full
 
 from . import functional
-
-Precision: TypeAlias = str | jax.lax.Precision | jax.lax.DotAlgorithmPreset
-"""A precision of matrix products: a name, or a member of JAX's enumerations."""
+from .layer_options import Precision, matmul_precision
 
 
 def dot_product_attention(
@@ -62,7 +59,7 @@ def dot_product_attention(
     operands: dict[str, Any] = {"mask": allowed, "implementation": implementation}
     if bias is not None:
         operands["bias"] = _as_scores(bias, scores_shape)
-    with _matmul_precision(precision):
+    with matmul_precision(precision):
         if k.shape[1] == 0:  # a sum over no keys, which the functions of this package refuse
             context = _average(jnp.zeros((q.shape[0], *scores_shape[-3:]), q.dtype), v)
             return context.reshape(*batch, *context.shape[-3:])
@@ -78,23 +75,6 @@ def dot_product_attention(
             dropped = weights.reshape(scores_shape) * kept.astype(q.dtype) / jnp.asarray(1.0 - rate, q.dtype)
             context = _average(dropped.reshape(weights.shape), v)
     return context.reshape(*batch, *context.shape[-3:])
-
-
-def _matmul_precision(
-    precision: Precision | tuple[Precision, Precision] | None,
-) -> contextlib.AbstractContextManager[None]:
-    if isinstance(precision, tuple) and len(precision) == 2:
-        if precision[0] != precision[1]:
-            raise ValueError(f"precision must be the same for both operands of attention, got {precision}")
-        precision = precision[0]
-    if precision is None:
-        return contextlib.nullcontext()
-    if not isinstance(precision, (str, jax.lax.Precision, jax.lax.DotAlgorithmPreset)):
-        raise TypeError(f"precision must be a name or a jax.lax.Precision, got {type(precision).__name__}")
-    name = precision.name if isinstance(precision, jax.lax.DotAlgorithmPreset) else precision
-    name = name.name.lower() if isinstance(name, jax.lax.Precision) else name
-    context: contextlib.AbstractContextManager[None] = jax.default_matmul_precision(name)
-    return context
 
 
 def _as_scores(array: Array, scores_shape: tuple[int, ...]) -> Array:

@@ -6,7 +6,7 @@ context, h head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Never
+from typing import Never, Unpack
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -22,6 +22,7 @@ from . import functional
 from .decoding.cache import KeyValueCache
 from .dropout import Dropout
 from .initial_weights import linear
+from .layer_options import LayerOptions, takes_layer_options
 from .modes import takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
@@ -37,9 +38,11 @@ class CrossAttention(nnx.Module):
         implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
     @CrossAttentionConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: CrossAttentionConfig,
@@ -48,6 +51,7 @@ class CrossAttention(nnx.Module):
         implementation: str | None = None,
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = config = CrossAttentionConfig.check(config)
         self.implementation = functional.check_implementation(implementation)

@@ -7,6 +7,7 @@ width, V size of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Unpack
 
 import jax.numpy as jnp
 from flax import nnx
@@ -27,6 +28,7 @@ from .decoding.cache import positions_of
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
+from .layer_options import LayerOptions, takes_layer_options
 from .losses import check_labels, mean_loss
 from .modes import takes_mode
 from .random import RandomSource, Rngs
@@ -43,14 +45,22 @@ class DecoderModel(Pretrained, nnx.Module):
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
 
     Raises:
         TypeError: `config` is something else.
     """
 
     @DecoderConfig.takes
+    @takes_layer_options
     def __init__(
-        self, config: DecoderConfig, *, rngs: Rngs, param_dtype: DType = jnp.float32, dtype: DType | None = None
+        self,
+        config: DecoderConfig,
+        *,
+        rngs: Rngs,
+        param_dtype: DType = jnp.float32,
+        dtype: DType | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = DecoderConfig.read(config)
         config = self.config

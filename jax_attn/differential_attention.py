@@ -7,7 +7,7 @@ of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any, Never, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from attn_bridge.specs import DifferentialAttentionConfig
 from . import functional
 from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .initial_weights import linear, normal
+from .layer_options import LayerOptions, takes_layer_options
 from .modes import takes_mode
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
@@ -38,9 +39,11 @@ class DifferentialAttention(nnx.Module):
         implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
     @DifferentialAttentionConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: DifferentialAttentionConfig,
@@ -49,6 +52,7 @@ class DifferentialAttention(nnx.Module):
         implementation: str | None = None,
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = config = DifferentialAttentionConfig.check(config)
         self.implementation = functional.check_implementation(implementation)

@@ -7,7 +7,7 @@ position in the source, D width, V size of the vocabulary, N prompt and new toke
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
@@ -26,6 +26,7 @@ from .checkpoints import Pretrained
 from .decoding import generation
 from .embedding import Embedding
 from .initial_weights import linear
+from .layer_options import LayerOptions, takes_layer_options
 from .losses import check_labels, mean_loss
 from .modes import takes_mode
 from .random import RandomSource, Rngs
@@ -42,12 +43,14 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
 
     Raises:
         TypeError: `config` is something else.
     """
 
     @EncoderDecoderConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: EncoderDecoderConfig,
@@ -55,6 +58,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         rngs: Rngs,
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = EncoderDecoderConfig.read(config)
         config = self.config

@@ -6,6 +6,8 @@ The paper's C, B and h are query, key and value here. Twins: `jax_attn.gated_con
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
@@ -14,6 +16,7 @@ from attn_bridge.recurrence import check_form, choose_form
 from attn_bridge.specs import GatedConvolutionConfig
 
 from .initial_weights import linear
+from .layer_options import LayerOptions, takes_layer_options
 from .random import Rngs
 from .recurrent import recurrence
 from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
@@ -30,9 +33,11 @@ class GatedConvolution(RecurrentLayer):
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
         implementation: ``"chunked"`` or ``"recurrent"``, as in other recurrent layers; both compute the same.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
     @GatedConvolutionConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: GatedConvolutionConfig,
@@ -41,6 +46,7 @@ class GatedConvolution(RecurrentLayer):
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
         implementation: str | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = config = GatedConvolutionConfig.check(config)
         self.form = check_form(implementation)

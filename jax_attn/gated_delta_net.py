@@ -6,6 +6,8 @@ As Qwen3-Next runs it: a short convolution before the heads, one beta per value 
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 from einops import rearrange
@@ -18,6 +20,7 @@ from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional
 from .initial_weights import linear, uniform
+from .layer_options import LayerOptions, takes_layer_options
 from .random import Rngs
 from .recurrent import recurrence
 from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
@@ -37,9 +40,11 @@ class GatedDeltaNet(RecurrentLayer):
         implementation: ``"chunked"`` or ``"recurrent"``, the form of all calls that name none; None takes chunks unless
             there is a single token. Names in `functional.IMPLEMENTATIONS`, and `use_implementation`, are for attention
             to keys.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
     @GatedDeltaNetConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: GatedDeltaNetConfig,
@@ -48,6 +53,7 @@ class GatedDeltaNet(RecurrentLayer):
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
         implementation: str | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = config = GatedDeltaNetConfig.check(config)
         self.form = check_form(implementation)

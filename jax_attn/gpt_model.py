@@ -30,6 +30,7 @@ from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import ParameterOptions, linear
 from .layer_norm import LayerNorm
+from .layer_options import LayerOptions, takes_layer_options
 from .losses import check_labels, mean_loss
 from .modes import takes_mode
 from .multi_head_attention import MultiHeadAttention
@@ -49,6 +50,7 @@ class GPTModel(Pretrained, nnx.Module):
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None takes that of the parameters.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
 
     Raises:
         TypeError: `config` is neither, or a value in it has the wrong type.
@@ -56,6 +58,7 @@ class GPTModel(Pretrained, nnx.Module):
     """
 
     @GPTModelConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: GPTModelConfig | Mapping[str, object],
@@ -63,6 +66,7 @@ class GPTModel(Pretrained, nnx.Module):
         rngs: Rngs,
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = GPTModelConfig.read(config)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}

@@ -6,7 +6,7 @@ head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Never
+from typing import Never, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from .decoding.cache import KeyValueCache, View, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
 from .layer_norm import LayerNorm
+from .layer_options import LayerOptions, takes_layer_options
 from .modes import takes_mode
 from .positions import alibi_bias, apply_rotary, apply_temperature, relative_bias, relative_buckets, rotary_tables
 from .random import Rngs
@@ -40,9 +41,11 @@ class GroupedQueryAttention(nnx.Module):
         implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
     @GroupedQueryAttentionConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: GroupedQueryAttentionConfig,
@@ -51,6 +54,7 @@ class GroupedQueryAttention(nnx.Module):
         implementation: str | None = None,
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = config = GroupedQueryAttentionConfig.check(config)
         self.implementation = functional.check_implementation(implementation)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from .linear import Linear, draw_normal, draw_uniform
+from . import layer_options
+from .linear import Linear, chosen_draw, draw_normal, draw_uniform
 from .random import Rngs, check_rngs
 
 
@@ -54,9 +55,13 @@ def linear(
 def uniform(
     shape: tuple[int, ...], *, rngs: Rngs, param_dtype: DTypeLike = jnp.float32, dtype: DTypeLike | None = None
 ) -> Array:
-    """Return an array of `shape` and `param_dtype` drawn from U[0, 1), from the stream ``params``."""
+    """Return an array of `shape` and `param_dtype` drawn from U[0, 1), from the stream ``params``.
+
+    A matrix is a kernel, and drawn by the ``kernel_init`` that the module under construction was given.
+    """
     check_rngs(rngs)
-    return draw_uniform(rngs.params(), shape, param_dtype)
+    kernel_init = layer_options.chosen().kernel_init if len(shape) == 2 else None
+    return chosen_draw(kernel_init, draw_uniform, rngs)(rngs.params(), shape, param_dtype)
 
 
 def normal(

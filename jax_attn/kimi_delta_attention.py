@@ -7,6 +7,8 @@ head, c channel of a head.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 from einops import rearrange
@@ -19,6 +21,7 @@ from attn_bridge.specs import KimiDeltaAttentionConfig
 
 from . import functional
 from .initial_weights import linear, uniform
+from .layer_options import LayerOptions, takes_layer_options
 from .random import Rngs
 from .recurrent import decayed, recurrence
 from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
@@ -38,9 +41,11 @@ class KimiDeltaAttention(RecurrentLayer):
         implementation: ``"chunked"`` or ``"recurrent"``, the form of all calls that name none; None takes chunks unless
             there is a single token. Names in `functional.IMPLEMENTATIONS`, and `use_implementation`, are for attention
             to keys.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
     @KimiDeltaAttentionConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: KimiDeltaAttentionConfig,
@@ -49,6 +54,7 @@ class KimiDeltaAttention(RecurrentLayer):
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
         implementation: str | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = config = KimiDeltaAttentionConfig.check(config)
         self.form = check_form(implementation)

@@ -7,7 +7,7 @@ of a head.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from attn_bridge.specs import LightningAttentionConfig
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
+from .layer_options import LayerOptions, takes_layer_options
 from .random import Rngs
 from .recurrent import decayed, recurrence
 from .recurrent.layer import RecurrentLayer
@@ -40,9 +41,11 @@ class LightningAttention(RecurrentLayer):
         implementation: ``"chunked"`` or ``"recurrent"``, the form of all calls that name none; None takes chunks unless
             there is a single token. Names in `functional.IMPLEMENTATIONS`, and `use_implementation`, are for attention
             to keys.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
     @LightningAttentionConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: LightningAttentionConfig,
@@ -51,6 +54,7 @@ class LightningAttention(RecurrentLayer):
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
         implementation: str | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = config = LightningAttentionConfig.check(config)
         self.form = check_form(implementation)

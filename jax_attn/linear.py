@@ -16,6 +16,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from . import layer_options
+from .layer_options import Initializer
 from .operations import few_rows
 from .random import Rngs, TorchRngs, check_rngs
 
@@ -74,6 +76,19 @@ def draw_normal(key: Array | TorchRngs, shape: tuple[int, ...], dtype: DTypeLike
     return key.normal(shape, dtype) if isinstance(key, TorchRngs) else jax.random.normal(key, shape, dtype)
 
 
+def chosen_draw(given: Initializer | None, default: Initializer, rngs: Rngs) -> Initializer:
+    """Return the initialiser that the caller gave to the module under construction, or the default.
+
+    Raises:
+        TypeError: an initialiser next to a source that has no keys.
+    """
+    if given is None or _is_undrawn.get():
+        return default
+    if isinstance(rngs, TorchRngs):
+        raise TypeError("kernel_init and bias_init draw from a key of JAX, which a TorchRngs has not; give nnx.Rngs")
+    return given
+
+
 def _nothing(shape: tuple[int, ...], dtype: DTypeLike) -> Any:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
@@ -88,6 +103,8 @@ class Linear(nnx.Linear):
         rngs: source of the initial weights (stream ``params``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+
+    The module that it is a part of may have been given another distribution, or a precision: `LayerOptions`.
     """
 
     def __init__(
@@ -104,12 +121,14 @@ class Linear(nnx.Linear):
         # As `torch.nn.init.kaiming_uniform_` has it for the weights, and `torch.nn.Linear` for the bias.
         draw = SymmetricUniform(d_in**-0.5, math.sqrt(3.0) * (math.sqrt(2.0 / 6.0) / math.sqrt(d_in)))
         draw_bias = SymmetricUniform(d_in**-0.5, 1.0 / math.sqrt(d_in))
+        layers = layer_options.chosen()
         super().__init__(
             d_in,
             d_out,
             use_bias=bias,
-            kernel_init=draw,
-            bias_init=draw_bias,
+            kernel_init=chosen_draw(layers.kernel_init, draw, rngs),
+            bias_init=chosen_draw(layers.bias_init, draw_bias, rngs),
+            precision=layers.precision,
             rngs=rngs,
             param_dtype=param_dtype,
             dtype=dtype,

@@ -6,7 +6,7 @@ Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. Twin
 
 from __future__ import annotations
 
-from typing import Never
+from typing import Never, Unpack
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -21,6 +21,7 @@ from attn_bridge.specs import LinearAttentionConfig
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
+from .layer_options import LayerOptions, takes_layer_options
 from .modes import takes_mode
 from .random import Rngs
 from .recurrent import recurrence
@@ -39,9 +40,11 @@ class LinearAttention(nnx.Module):
         implementation: ``"chunked"`` or ``"recurrent"``, the form of all calls that name none; None takes chunks unless
             there is a single token. Names in `functional.IMPLEMENTATIONS`, and `use_implementation`, are for attention
             to keys.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
     @LinearAttentionConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: LinearAttentionConfig,
@@ -50,6 +53,7 @@ class LinearAttention(nnx.Module):
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
         implementation: str | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = config = LinearAttentionConfig.check(config)
         self.form = check_form(implementation)

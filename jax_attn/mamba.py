@@ -6,6 +6,8 @@ here. Twins: `jax_attn.mamba`, `torch_attn.mamba`. Letters: b batch, t position,
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -16,6 +18,7 @@ from attn_bridge.specs import MambaConfig
 
 from . import functional
 from .initial_weights import linear, uniform
+from .layer_options import LayerOptions, takes_layer_options
 from .random import Rngs
 from .recurrent import decayed, recurrence, selective
 from .recurrent.gated_norm import GatedNorm
@@ -36,9 +39,11 @@ class Mamba(RecurrentLayer):
         implementation: ``"chunked"`` or ``"recurrent"``, the form of all calls that name none; None takes chunks unless
             there is a single token. Names in `functional.IMPLEMENTATIONS`, and `use_implementation`, are for attention
             to keys.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
     @MambaConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: MambaConfig,
@@ -47,6 +52,7 @@ class Mamba(RecurrentLayer):
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
         implementation: str | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = config = MambaConfig.check(config)
         self.form = check_form(implementation)

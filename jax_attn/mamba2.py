@@ -7,6 +7,8 @@ channel of a head.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
@@ -18,6 +20,7 @@ from attn_bridge.specs import Mamba2Config
 
 from . import functional
 from .initial_weights import linear, uniform
+from .layer_options import LayerOptions, takes_layer_options
 from .random import Rngs
 from .recurrent import decayed, recurrence
 from .recurrent.gated_norm import GatedNorm
@@ -37,9 +40,11 @@ class Mamba2(RecurrentLayer):
         implementation: ``"chunked"`` or ``"recurrent"``, the form of all calls that name none; None takes chunks unless
             there is a single token. Names in `functional.IMPLEMENTATIONS`, and `use_implementation`, are for attention
             to keys.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
     @Mamba2Config.takes
+    @takes_layer_options
     def __init__(
         self,
         config: Mamba2Config,
@@ -48,6 +53,7 @@ class Mamba2(RecurrentLayer):
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
         implementation: str | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = config = Mamba2Config.check(config)
         self.form = check_form(implementation)

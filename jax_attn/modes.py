@@ -10,6 +10,7 @@ from typing import TypeAlias, TypedDict, TypeVar
 from flax import nnx
 from jax import Array
 
+from .layer_options import matmul_precision
 from .random import TorchRngs
 
 Result = TypeVar("Result")
@@ -32,7 +33,8 @@ def takes_mode(call: Callable[..., Result]) -> Callable[..., Result]:
     """Decorate the call of a module: it also takes ``deterministic`` and ``rngs``, as the layers of NNX do.
 
     ``deterministic`` overrides the mode of the module and its parts; None keeps it. ``rngs`` replaces their sources of
-    dropout masks: streams (``dropout``, else ``default``), a stream, or a key. The module itself is unchanged.
+    dropout masks: streams (``dropout``, else ``default``), a stream, or a key. The module itself is unchanged. All
+    products of the call have the ``precision`` of the module.
     """
 
     @functools.wraps(call)
@@ -43,9 +45,13 @@ def takes_mode(call: Callable[..., Result]) -> Callable[..., Result]:
         rngs: DropoutSource | None = None,
         **options: object,
     ) -> Result:
-        if deterministic is None and rngs is None:
+        if deterministic is not None or rngs is not None:
+            module = _in_mode(module, deterministic, rngs)
+        precision = getattr(module, "precision", None)
+        if precision is None:
             return call(module, *arguments, **options)
-        return call(_in_mode(module, deterministic, rngs), *arguments, **options)
+        with matmul_precision(precision):
+            return call(module, *arguments, **options)
 
     parameters = [*inspect.signature(call).parameters.values(), *MODE]
     run.__dict__["__signature__"] = inspect.Signature(parameters)  # shown by `help`

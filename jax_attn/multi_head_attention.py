@@ -6,7 +6,7 @@ channel of a head.
 
 from __future__ import annotations
 
-from typing import Never
+from typing import Never, Unpack
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -20,6 +20,7 @@ from attn_bridge.specs import MultiHeadAttentionConfig
 from . import functional
 from .dropout import Dropout
 from .initial_weights import linear
+from .layer_options import LayerOptions, takes_layer_options
 from .modes import takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
@@ -41,11 +42,13 @@ class MultiHeadAttention(nnx.Module):
         implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
 
     Raises:
         ValueError: a size below 1, `d_out` no multiple of `num_heads`, or `dropout` outside [0, 1).
     """
 
+    @takes_layer_options
     def __init__(
         self,
         d_in: int,
@@ -59,6 +62,7 @@ class MultiHeadAttention(nnx.Module):
         implementation: str | None = None,
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = MultiHeadAttentionConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
         self.implementation = functional.check_implementation(implementation)

@@ -6,7 +6,7 @@ position, s key position, h head, c channel of a head, l channel of the latent.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any, Never, Unpack
 
 import jax.numpy as jnp
 from einops import einsum, rearrange, repeat
@@ -21,6 +21,7 @@ from . import functional
 from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
+from .layer_options import LayerOptions, takes_layer_options
 from .modes import takes_mode
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
@@ -38,9 +39,11 @@ class MultiHeadLatentAttention(nnx.Module):
         implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
     @MultiHeadLatentAttentionConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: MultiHeadLatentAttentionConfig,
@@ -49,6 +52,7 @@ class MultiHeadLatentAttention(nnx.Module):
         implementation: str | None = None,
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = config = MultiHeadLatentAttentionConfig.check(config)
         self.implementation = functional.check_implementation(implementation)

@@ -5,7 +5,7 @@ Twins: `jax_attn.self_attention_v2`, `torch_attn.self_attention_v2`. Letters: b 
 
 from __future__ import annotations
 
-from typing import Never
+from typing import Never, Unpack
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -18,6 +18,7 @@ from attn_bridge.specs import SelfAttentionV2Config
 
 from . import functional
 from .initial_weights import linear
+from .layer_options import LayerOptions, takes_layer_options
 from .modes import takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
@@ -35,11 +36,13 @@ class SelfAttention_v2(nnx.Module):
         implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
 
     Raises:
         ValueError: a size below 1.
     """
 
+    @takes_layer_options
     def __init__(
         self,
         d_in: int,
@@ -50,6 +53,7 @@ class SelfAttention_v2(nnx.Module):
         implementation: str | None = None,
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = SelfAttentionV2Config(d_in, d_out, qkv_bias)
         self.implementation = functional.check_implementation(implementation)

@@ -6,6 +6,8 @@ s key position, c channel of the indexer's key, l channel of the latent, q chann
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
@@ -15,6 +17,7 @@ from attn_bridge.specs import SparseIndexedAttentionConfig
 
 from . import functional
 from .decoding.cache import KeyValueCache
+from .layer_options import LayerOptions, takes_layer_options
 from .lightning_indexer import LightningIndexer
 from .multi_head_latent_attention import MultiHeadLatentAttention
 from .random import Rngs
@@ -33,11 +36,13 @@ class SparseIndexedAttention(MultiHeadLatentAttention):
         implementation: a name in `functional.IMPLEMENTATIONS` that computes all calls; None takes the fastest.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
     config: SparseIndexedAttentionConfig
 
     @SparseIndexedAttentionConfig.takes
+    @takes_layer_options
     def __init__(
         self,
         config: SparseIndexedAttentionConfig,
@@ -46,6 +51,7 @@ class SparseIndexedAttention(MultiHeadLatentAttention):
         implementation: str | None = None,
         param_dtype: DType = jnp.float32,
         dtype: DType | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         config = SparseIndexedAttentionConfig.check(config)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}

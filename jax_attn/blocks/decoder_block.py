@@ -6,7 +6,7 @@ position, D width.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, Unpack, get_args
 
 import jax.numpy as jnp
 from flax import nnx
@@ -23,6 +23,7 @@ from ..gated_delta_net import GatedDeltaNet
 from ..grouped_query_attention import GroupedQueryAttention
 from ..kimi_delta_attention import KimiDeltaAttention
 from ..layer_norm import LayerNorm
+from ..layer_options import LayerOptions, takes_layer_options
 from ..lightning_attention import LightningAttention
 from ..linear_attention import LinearAttention
 from ..mamba import Mamba
@@ -62,8 +63,10 @@ class DecoderBlock(nnx.Module):
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
+    @takes_layer_options
     def __init__(
         self,
         config: DecoderBlockConfig,
@@ -71,6 +74,7 @@ class DecoderBlock(nnx.Module):
         rngs: Rngs,
         param_dtype: DTypeLike = jnp.float32,
         dtype: DTypeLike | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = config
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}

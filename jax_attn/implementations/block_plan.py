@@ -64,6 +64,8 @@ class BlockPlan:
     common, so operands are widened there."""
     differentiates_bias: bool = False
     """Whether the gradient of a bias is asked for."""
+    precision: str | None = dataclasses.field(default_factory=lambda: jax.config.jax_default_matmul_precision)
+    """Of products: that of the call, which may have ended when JAX traces derivatives or lowers blocks."""
 
     @property
     def row_blocks(self) -> int:

@@ -56,8 +56,9 @@ def _differentiate(passes: Passes, plan: BlockPlan, operands: Any, tangents: Any
     # A bias is often constant, and its gradient as large as the scores.
     is_asked = tangents[3] is not None and not isinstance(tangents[3], SymbolicZero)
     asking = dataclasses.replace(plan, differentiates_bias=is_asked)
-    results = _differentiable(passes, asking, *operands)
-    slopes = tangents_of(Slopes(_at_once, _backward, (passes, asking)), operands, results, tangents)
+    with jax.default_matmul_precision(plan.precision):
+        results = _differentiable(passes, asking, *operands)
+    slopes = tangents_of(Slopes(_at_once, _backward, (passes, asking), plan.precision), operands, results, tangents)
     if not is_asked:
         return results, slopes
     # Other code may compute the gradient of a bias; its context is rounded here, after its derivatives have used it.
@@ -93,7 +94,8 @@ def _differentiate_gradients(passes: Passes, plan: BlockPlan, primals: Any, tang
         return tuple(cotangents_of_inputs)
 
     moved = tuple(tangents[0][:INPUTS]), tangents[2]
-    return _gradients(passes, plan, *primals), jax.jvp(gradients, (tuple(inputs), cotangents), moved)[1]
+    with jax.default_matmul_precision(plan.precision):
+        return _gradients(passes, plan, *primals), jax.jvp(gradients, (tuple(inputs), cotangents), moved)[1]
 
 
 def gradient_of_sinks(

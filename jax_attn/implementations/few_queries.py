@@ -80,11 +80,13 @@ def attend(call: KernelCall) -> Float[Array, "B T H Dv"]:
         None if one is None else jnp.array(one, ndmin=4, copy=False) for one in (call.bias, call.allowed())
     )
     softcap = None if call.softcap is None else float(call.softcap)
-    return _attend(float(call.scale), softcap, call.query, call.key, call.value, bias, call.sinks, allowed)
+    precision = jax.config.jax_default_matmul_precision
+    return _attend(precision, float(call.scale), softcap, call.query, call.key, call.value, bias, call.sinks, allowed)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _attend(scale: float, softcap: float | None, *operands: Any) -> Array:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _attend(precision: str | None, scale: float, softcap: float | None, *operands: Any) -> Array:
+    # The precision of the call, for derivatives, which JAX traces when the context of the call may have ended.
     query, key, value, bias, sinks, allowed = operands
     keys, heads, dtype = key.shape[1], key.shape[2], jnp.promote_types(query.dtype, jnp.float32)
     group, block = query.shape[2] // heads, min(_block(), keys)
@@ -140,9 +142,10 @@ def _attend(scale: float, softcap: float | None, *operands: Any) -> Array:
 
 
 @functools.partial(_attend.defjvp, symbolic_zeros=True)
-def _differentiate(scale: float, softcap: float | None, operands: Any, tangents: Any) -> Any:
-    result = _attend(scale, softcap, *operands)
-    slopes = Slopes(_plain, _backward, (scale, softcap))
+def _differentiate(precision: str | None, scale: float, softcap: float | None, operands: Any, tangents: Any) -> Any:
+    with jax.default_matmul_precision(precision):
+        result = _attend(precision, scale, softcap, *operands)
+    slopes = Slopes(_plain, _backward, (scale, softcap), precision)
     return result, tangents_of(slopes, operands, (result,), tangents)[0]
 
 

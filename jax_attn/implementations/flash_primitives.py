@@ -166,7 +166,8 @@ def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable
         blocks = functools.partial(by_blocks, plan, names)
         for _ in range(arrays[0].ndim - 4):
             blocks = jax.vmap(blocks)
-        return blocks(*arrays)
+        with jax.default_matmul_precision(plan.precision):
+            return blocks(*arrays)
 
     lower_blocks = mlir.lower_fun(over_axes, multiple_results=True)
 

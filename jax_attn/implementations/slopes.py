@@ -39,6 +39,9 @@ class Slopes:
     fixed: tuple[Any, ...]
     """First arguments of both."""
 
+    precision: str | None
+    """Of their products: ``jax_default_matmul_precision`` of the call, which may have ended when JAX traces them."""
+
 
 def tangents_of(
     slopes: Slopes, operands: Sequence[Any], results: tuple[Array, ...], tangents: Sequence[Any]
@@ -83,7 +86,8 @@ def _forward(
 
     for axes in levels:
         forward = jax.vmap(forward, axes)
-    return forward(*arrays)
+    with jax.default_matmul_precision(slopes.precision):
+        return forward(*arrays)
 
 
 def _backward(
@@ -104,7 +108,8 @@ def _backward(
 
     for axes in levels:
         backward = _over(backward, (*axes[:count], *(0 for _ in cotangents)), axes[count:])
-    return backward(*arrays, *cotangents)
+    with jax.default_matmul_precision(slopes.precision):
+        return backward(*arrays, *cotangents)
 
 
 def _over(function: Callable[..., object], axes: Axes, of_results: Axes) -> Callable[..., tuple[Array, ...]]:

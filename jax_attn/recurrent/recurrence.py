@@ -6,6 +6,7 @@ heads per query head, c channel of query and key, v channel of value.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -332,20 +333,26 @@ def _delta_chunk(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
     return state * decay + key.mT @ new, context
 
 
-@jax.custom_jvp
 def _inverse(matrix: Array) -> Array:
     """Return the inverse of ``1 + below``, where `below` is the strictly lower triangle of a matrix ``(..., T, T)``.
 
     It uses products alone: of the LAPACK solvers that XLA calls, two at once can wait for each other's threads for ever
     (jaxlib 0.10 on two cores).
     """
+    return _inverse_in(jax.config.jax_default_matmul_precision, matrix)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _inverse_in(precision: str | None, matrix: Array) -> Array:
     return _inverse_by_halves(jnp.tril(matrix, -1))
 
 
-@_inverse.defjvp
-def _inverse_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    inverse = _inverse(*primals)
-    return inverse, -inverse @ (jnp.tril(tangents[0], -1) @ inverse)
+@_inverse_in.defjvp
+def _inverse_jvp(precision: str | None, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # JAX traces this when the context of the call, which had the precision, may have ended.
+    with jax.default_matmul_precision(precision):
+        inverse = _inverse_in(precision, *primals)
+        return inverse, -inverse @ (jnp.tril(tangents[0], -1) @ inverse)
 
 
 def _inverse_by_halves(below: Array) -> Array:

@@ -31,6 +31,12 @@ def every_class_without_a_cache(x: Array, rngs: nnx.Rngs) -> None:
     assert_type(jax_attn.functional.dot_product_attention(x, x, x, return_weights=True, scale=1.0), tuple[Array, Array])
 
 
+def with_options_of_projections(config: DecoderConfig, x: Array, rngs: nnx.Rngs) -> None:
+    layer = jax_attn.MultiHeadAttention(4, 4, 8, rngs=rngs, kernel_init=nnx.initializers.zeros, precision="highest")
+    assert_type(layer(x), Array)
+    assert_type(jax_attn.DecoderModel(config, rngs=rngs, bias_init=nnx.initializers.ones)(x), Array)
+
+
 def with_a_cache(layer: jax_attn.GroupedQueryAttention, x: Array) -> None:
     cache = layer.init_cache(1, 8)
     assert_type(layer(x), Array)

@@ -48,6 +48,7 @@ class Ring:
         dropout: rate.
         implementation: the requested one, None for the fastest.
         is_rolled: whether all turns but the first are one loop.
+        precision: of products, that of the call, which may have ended when JAX traces the gradients.
     """
 
     axis: str | None
@@ -61,6 +62,7 @@ class Ring:
     dropout: float
     implementation: str | None
     is_rolled: bool
+    precision: str | None = dataclasses.field(default_factory=lambda: jax.config.jax_default_matmul_precision)
 
     @property
     def stages(self) -> tuple[tuple[int, ...], ...]:
@@ -183,7 +185,8 @@ def _run_turns(ring: Ring, turn: Callable[..., Arrays], state: Arrays) -> Arrays
 
 
 def _attend_forward(ring: Ring, *operands: Any) -> tuple[Arrays, Any]:
-    results = _attend(ring, *operands)
+    with jax.default_matmul_precision(ring.precision):
+        results = _attend(ring, *operands)
     return results, (operands, results)
 
 
@@ -216,7 +219,8 @@ def _attend_backward(ring: Ring, kept: Any, cotangents: Any) -> Any:
 
     d_bias = None if bias is None else _zeros_like(bias, wide)
     state = (key, value), _zeros_like((key, value), wide), [_zeros_like(piece, wide) for piece in pieces], d_bias
-    _, back, d_queries, d_bias = _run_turns(ring, turn, state)
+    with jax.default_matmul_precision(ring.precision):
+        _, back, d_queries, d_bias = _run_turns(ring, turn, state)
     if ring.hops > 1:
         back = ring.forward(back)
     d_key, d_value = (one.astype(array.dtype) for one, array in zip(back, (key, value), strict=True))
