@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 ATTRIBUTES: dict[str, str] = {
     "eps": "eps",
@@ -64,14 +66,17 @@ ATTRIBUTES: dict[str, str] = {
     "count_include_pad": "count_include_pad",
     "p": "dropout",
     "rate": "dropout",
+    "compute_dtype": "dtype",
+    "dtype": "dtype",
 }
 """Attribute of a submodule -> the name under which both sides' values are compared."""
 
 IGNORED = frozenset(
     {"dropout", "kernel_size", "momentum", "use_running_average", "track_running_stats", "use_bias", "use_scale"}
+    | {"dtype", "carry_dtype"}
 )
 """Read for the record; another comparison judges them, they show in the weights, or no call shows them: a momentum
-changes the running statistics after it."""
+changes the running statistics after it, a dtype does in another precision."""
 
 NAMES = {"base": "the base of the rotary angles", "is_causal": "causal"}
 
@@ -86,11 +91,14 @@ def read(module: object) -> dict[str, Value]:
             value = getattr(module, attribute)
         except Exception:  # a property of a user's class may raise anything
             continue
-        plain = _plain(value)
+        plain = _float_name(value) if name == "dtype" else _plain(value)
         if name == "momentum" and _is_flax(module) and isinstance(plain, float):
             plain = round(1.0 - plain, 12)
         if name not in settings and (plain is not None or name == "padding_idx"):
             settings[name] = plain
+    if hasattr(module, "initialize_carry"):  # a recurrent cell of Flax makes its first state in that dtype
+        carry = _float_name(getattr(module, "param_dtype", None))
+        settings |= {} if carry is None else {"carry_dtype": carry}
     return settings
 
 
@@ -211,6 +219,15 @@ def _tuples(value: object) -> object:
 
 def _is_flax(module: object) -> bool:
     return any(base.__module__.partition(".")[0] == "flax" for base in type(module).__mro__)
+
+
+def _float_name(value: object) -> str | None:
+    """Return the name of a dtype of floats, given as NumPy's, as a scalar type or by name; None for anything else."""
+    try:
+        dtype = np.dtype(cast("np.dtype[np.generic]", value))
+    except TypeError:
+        return None
+    return dtype.name if value is not None and dtype.kind in "fV" else None
 
 
 def _plain(value: object) -> Value:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-import numpy as np
-
 from ..sides.dtypes import is_float, width_of
 from ..sides.subject import CannotPromoteError, ModuleFailedError
 from .layout import Axes
@@ -16,6 +12,9 @@ LOW = "bfloat16"
 
 WIDE_ON_PURPOSE = ("residual_in_fp32", "fp32_residual", "fp32_residual_connection")
 """Settings of configs whose outputs are float32 on purpose."""
+
+KEPT = ("dtype", "carry_dtype")
+"""Settings that name a dtype in which a part computes, or makes its first state, whatever its inputs are."""
 
 BITS = 8
 
@@ -32,9 +31,9 @@ def output_dtype(side: OneSide, layout: Axes) -> LawResult:
     asked = [name for name in WIDE_ON_PURPOSE if getattr(getattr(side.root, "config", None), name, False) is True]
     if asked:
         raise NotTriedError(f"its config asks for float32 ({asked[0]})")
-    tried = []
+    tried, declared = [], _declared(side)
     for dtype in dict.fromkeys((own, LOW)):
-        if dtype != own and _fixed(side):
+        if dtype != own and declared - {LOW}:
             continue
         try:
             outputs = side.subject.run(side.held, side.call, dtype=None if dtype == own else dtype).outputs
@@ -44,7 +43,7 @@ def output_dtype(side: OneSide, layout: Axes) -> LawResult:
             continue
         tried.append(dtype)
         for name, output in zip(side.structure, outputs, strict=True):
-            if is_float(output) and output.dtype.name != dtype:
+            if is_float(output) and output.dtype.name not in {dtype, *declared}:
                 bits = [float(BITS * width_of(each)) for each in (dtype, output.dtype.name)]
                 gap = Gap(float("inf"), f"the number of bits of {name}", (), bits[0], bits[1])
                 why = f"{name} is {output.dtype.name} where all weights and inputs are {dtype}"
@@ -52,13 +51,7 @@ def output_dtype(side: OneSide, layout: Axes) -> LawResult:
     return LawResult(SAME, f"outputs of weights in {' and '.join(tried)}")
 
 
-def _fixed(side: OneSide) -> bool:
-    """Return whether a part keeps the dtype of its construction, as layers of Flax with a `dtype` do."""
-    return any(_is_numpy_dtype(getattr(part, "dtype", None)) for part in (side.root, *side.parts.values()))
-
-
-def _is_numpy_dtype(value: object) -> bool:
-    try:
-        return value is not None and np.dtype(cast("np.dtype[np.generic]", value)).kind in "fV"
-    except TypeError:
-        return False
+def _declared(side: OneSide) -> set[str]:
+    """Return the dtypes that parts keep from their construction, as layers with a `dtype` do: they compute in them."""
+    settings = side.subject.settings().values()
+    return {dtype for some in settings for name in KEPT if isinstance(dtype := some.get(name), str)}

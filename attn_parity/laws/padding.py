@@ -137,9 +137,21 @@ class _Padded:
             raise NotTriedError("the sequence has fewer than four tokens")
         self.real = self.length - max(1, self.length // 3)
         self.places = sequence_leaves(side, layout)
-        for position in range(len(batch.call.leaves)):
-            if position not in self.places:
+        self.times = self._times()
+
+    def _times(self) -> dict[int, int]:
+        """Return position -> axis of the sequence, of each array of the call that holds one.
+
+        Raises:
+            NotTriedError: an array of the call has no element per token.
+        """
+        axes = {}
+        for position, leaf in enumerate(self.batch.call.leaves):
+            is_content = position in self.places
+            if not is_content and leaf.shape != (self.batch.size, self.length):  # of masks, positions and types
                 raise NotTriedError("the call has arrays other than its tokens")
+            axes[position] = self.time if is_content else 1
+        return axes
 
     def gap(self, way: _Way, *, is_left: bool = False) -> tuple[Gap, str]:
         """Return how far real tokens move with the padding's content, and from those without padding."""
@@ -154,7 +166,7 @@ class _Padded:
         for position in self.places:
             leaves[position] = self._replaced(leaves[position], other.leaves[position], kept)
         outputs, changed_outputs = side.outputs(first), side.outputs(first.with_leaves(leaves))
-        short = side.outputs(self._cut(kept))
+        short = side.outputs(self._cut(kept, way))
         axes = scaled_axes(outputs, short)
         # Attention with further keys behind its tokens (a bias, a zero) has weights of another size: not judged.
         odd = [
@@ -192,12 +204,15 @@ class _Padded:
     def _call(self, keywords: dict[str, object]) -> Arguments:
         return self.side.called_with(keywords, self.batch.call)
 
-    def _cut(self, kept: range) -> Arguments:
-        """Return the call of the real tokens alone."""
+    def _cut(self, kept: range, way: _Way) -> Arguments:
+        """Return the call of the real tokens alone; a call with a mask gets that of no padding."""
         leaves = list(self.batch.call.leaves)
-        for position in self.places:
-            leaves[position] = np.take(leaves[position], list(kept), self.time)
-        return self.batch.call.with_leaves(leaves)
+        for position, axis in self.times.items():
+            leaves[position] = np.take(leaves[position], list(kept), axis)
+        call = self.batch.call.with_leaves(leaves)
+        if way.name not in self.side.given:
+            return call
+        return self.side.called_with({way.name: way.make(np.ones((self.batch.size, len(kept)), bool))}, call)
 
     def _replaced(self, leaf: Array, other: Array, kept: range) -> Array:
         """Return an array with other content in its padding."""

@@ -25,7 +25,8 @@ MAX_AXES = 3
 
 EQUINOX, EQUINOX_STATE = ("equinox._module", "Module"), ("equinox.nn._stateful", "State")
 HAIKU, HAIKU_WITH_STATE = ("haiku._src.transform", "Transformed"), ("haiku._src.transform", "TransformedWithState")
-KERAS = ("keras.src.layers.layer", "Layer")
+KERAS, KERAS_INPUT = ("keras.src.layers.layer", "Layer"), ("keras.src.layers.core.input_layer", "InputLayer")
+KERAS_MODELS = "keras.src.models."
 
 SAME = 1e-2
 """Most difference between outputs that are the same but for rounding, in any dtype of at least 8 bits of mantissa."""
@@ -177,14 +178,15 @@ def _word(key: Value) -> str:
     return str(next(getattr(key, at) for at in ("key", "idx", "name") if hasattr(key, at)))
 
 
-def _signature(function: Callable[..., Value], left_out: int) -> inspect.Signature:
+def _signature(function: Callable[..., Value], bound: int, left_out: Sequence[str] = ()) -> inspect.Signature:
     """Return the signature of a call whose first parameter is the weights, not the first ones of the function."""
     weights = inspect.Parameter("weights", inspect.Parameter.POSITIONAL_ONLY)
     try:
-        parameters = list(inspect.signature(function).parameters.values())[left_out:]
+        parameters = list(inspect.signature(function).parameters.values())[bound:]
     except (TypeError, ValueError):
         parameters = []
-    return inspect.Signature([weights, *(parameter for parameter in parameters if parameter.name not in SET_HERE)])
+    hidden = (*SET_HERE, *left_out)
+    return inspect.Signature([weights, *(parameter for parameter in parameters if parameter.name not in hidden)])
 
 
 def _haiku(transformed: Value, rest: Sequence[Value]) -> Function:
@@ -233,7 +235,14 @@ def _keras(layer: Value) -> Function:
         return layer.stateless_call(values[:trained], values[trained:], *args, **mode, **kwargs)[0]
 
     weights = {name: variable.value for name, variable in zip(names, variables, strict=True)}
-    named = LibraryCall(call, name, _signature(type(layer).call, 1))
     inside: Sequence[Value] = getattr(layer, "_flatten_layers", list)()
+    named = LibraryCall(call, name, _signature(type(layer).call, 1, () if _takes_mask(layer) else ("mask",)))
     layers = {part.path: part for part in inside if isinstance(part.path, str)}  # an input has none
     return Function(named, weights, frameworks[backend], layers)
+
+
+def _takes_mask(layer: Value) -> bool:
+    """Return whether a mask reaches the layers: a model made of layers takes one, and those without support drop it."""
+    if not type(layer).call.__module__.startswith(KERAS_MODELS):
+        return True
+    return all(part.supports_masking for part in layer.layers if not _is_a(part, KERAS_INPUT))

@@ -182,6 +182,9 @@ def right_modules():
         "linen batch norm": lambda: initialised(linen.BatchNorm(use_running_average=True)),
         "linen attention": lambda: initialised(linen.MultiHeadDotProductAttention(2)),
         "linen lstm": lambda: initialised(linen.RNN(linen.LSTMCell(2))),
+        "linen lstm inside": lambda: initialised(linen.Sequential([linen.Dense(3), linen.RNN(linen.GRUCell(2))])),
+        "low precision": lambda: nnx.Linear(4, 3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
+        "linen low precision": lambda: initialised(linen.Sequential([linen.tanh, linen.Dense(3, dtype=jnp.bfloat16)])),
         "linen convolution": lambda: initialised(linen.Conv(3, (3,))),
         "keras norm": lambda: parity.function(keras_norm, {"batch_normalization/moving_variance": jnp.ones(4)}),
         "cumulative sum": lambda: parity.function(lambda _, x: jnp.cumsum(x, 1), {}, framework="jax"),
@@ -189,7 +192,8 @@ def right_modules():
 
 
 RIGHT = ("linear", "batch norm", "attention", "lstm", "linen dense", "linen batch norm", "linen attention")
-RIGHT += ("linen lstm", "linen convolution", "keras norm", "cumulative sum")
+RIGHT += ("linen lstm", "linen lstm inside", "low precision", "linen low precision", "linen convolution")
+RIGHT += ("keras norm", "cumulative sum")
 
 
 @some("name", RIGHT, always=("batch norm", "attention", "linen dense", "keras norm", "cumulative sum"))
@@ -199,6 +203,12 @@ def test_stock_modules_break_no_law(name):
     assert [status[law] for law in ("determinism", "batch", "rows", "gradients")] == ["holds"] * 4
     if name in ("attention", "lstm", "linen attention", "linen lstm"):
         assert status["cache"] == "holds"
+
+
+@pytest.mark.parametrize("name", ["lstm", "linen lstm inside", "low precision", "linen low precision"])
+def test_a_dtype_that_a_layer_was_made_with_is_no_leak(name):
+    (law,) = parity.laws(right_modules()[name](), X, only="dtype").laws
+    assert law.status == "holds"
 
 
 @some("name", [variant.name for variant in specs.VARIANTS], always=("MultiHeadAttention",))

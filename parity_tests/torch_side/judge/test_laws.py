@@ -388,6 +388,28 @@ def test_a_decoder_behind_an_encoder_is_judged_by_its_own_tokens():
 # ---- when a law is tried
 
 
+class Pooling(nn.Module):
+    """An encoder of ids whose convolution sees padding, unless it is right."""
+
+    def __init__(self, is_right):
+        super().__init__()
+        self.is_right = is_right
+        self.embed, self.layer = nn.Embedding(32, 8), nn.Conv1d(8, 8, 3, padding=1)
+
+    def forward(self, input_ids, token_type_ids, attention_mask):
+        real = attention_mask[..., None]
+        hidden = self.embed(input_ids + token_type_ids) * (real if self.is_right else 1)
+        return self.layer(hidden.transpose(1, 2)).transpose(1, 2) * real
+
+
+@pytest.mark.parametrize(("is_right", "status"), [(True, "holds"), (False, "broken")])
+def test_padding_is_tried_where_the_call_has_a_mask_and_types(is_right, status):
+    ones = np.ones_like(IDS)
+    call = {"input_ids": IDS % 31, "token_type_ids": ones, "attention_mask": ones}
+    (law,) = parity.laws(Pooling(is_right), call, only="padding").laws
+    assert law.status == status
+
+
 def test_an_encoder_is_not_called_acausal_unless_asked():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     (law,) = [one for one in parity.laws(layer, X).laws if one.name == "causality"]

@@ -155,6 +155,33 @@ class KerasNorm(_KerasLayer):
         return normed(x, *trained, self.epsilon), others
 
 
+class KerasModel(_KerasLayer):
+    """A functional model: the cumulative sum of a causal layer, which takes no mask unless `supports_masking`.
+
+    It returns `compute_dtype`, whatever dtype its inputs have.
+    """
+
+    _call_has_training_arg, path, compute_dtype = False, "model", "float32"
+
+    def __init__(self, supports_masking: bool):
+        self.trainable_variables = [SimpleNamespace(path="sum/scale", value=jnp.ones(8))]
+        self.non_trainable_variables: list[Any] = []
+        self.layers = [SimpleNamespace(path="sum", supports_masking=supports_masking)]
+
+    def call(self, inputs, training=None, mask=None):
+        raise NotImplementedError
+
+    def stateless_call(self, trained, others, inputs, mask=None):
+        shown = inputs if mask is None or not self.layers[0].supports_masking else inputs * mask[..., None]
+        return jnp.cumsum(shown * trained[0], 1).astype(jnp.promote_types(shown.dtype, self.compute_dtype)), others
+
+    def _flatten_layers(self) -> list[Any]:
+        return [self, *self.layers]
+
+
+KerasModel.call.__module__ = "keras.src.models.functional"
+
+
 def fake_keras(backend: str = "jax") -> ModuleType:
     library: Any = ModuleType("keras")
     library.backend = SimpleNamespace(backend=lambda: backend)

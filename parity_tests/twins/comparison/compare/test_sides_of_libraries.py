@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from attn_bridge.parity import compare
+from attn_bridge.parity import compare, laws
 from attn_parity import factories
 from attn_parity.dumps.recording import dump
 from attn_parity.dumps.replay import compare_dumps
@@ -85,6 +85,15 @@ def test_an_eps_of_a_layer_inside_is_the_hint(second):
     assert report.first_divergence.hint.startswith("eps of 0 is 1e-05 in torch and 0.001 in Flax")
     same = compare(nn.Sequential(nn.LayerNorm(8, eps=1e-3)), second(), X, seeds=1)
     assert (same.verdict, [note for note in same.notes if "eps" in note]) == ("equal", [])
+
+
+@pytest.mark.parametrize(("supports_masking", "status"), [(True, "holds"), (False, "not tried")])
+def test_a_mask_of_keras_counts_where_the_layers_take_one(supports_masking, status):
+    x = np.random.default_rng(1).normal(size=(3, 6, 8)).astype(np.float32)
+    report = laws(libraries.KerasModel(supports_masking), x, only=["padding", "dtype"])
+    # It computes in the dtype that it was made for, so bfloat16 is not tried.
+    assert [(law.status, law.why) for law in report.laws][1] == ("holds", "outputs of weights in float32")
+    assert report.laws[0].status == status
 
 
 def test_a_fault_in_it_is_seen():
