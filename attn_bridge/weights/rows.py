@@ -75,6 +75,7 @@ class Row:
         sizes: axis -> its size, a number or the name of a setting.
         tied: names of ours with the same numbers as the first.
         optional: whether a model is complete without it in any block.
+        last: whether the last block alone has it.
         branch: ``choice/alternative`` (or ``choice/one|other``), if a block is complete with one alternative of each
             choice. A tensor of ours in several alternatives goes to the one that a setting of its name selects, or else
             to the largest that a block has completely.
@@ -95,6 +96,7 @@ class Row:
     sizes: Mapping[str, int | str] = dataclasses.field(default_factory=dict)
     tied: tuple[str, ...] = ()
     optional: bool = False
+    last: bool = False
     branch: str = ""
     reason: str = ""
     check: Check | None = None

@@ -18,6 +18,7 @@ from ... import backends
 from ...backends import Framework
 from ...models import families
 from ...models.ours import OWN
+from ...models.reading import multimodal
 from ...printable import printable
 from .. import configs
 from ..containers.base import CheckpointError
@@ -163,7 +164,7 @@ def check_push(repo_id: str, revision: str | None, create_pr: bool) -> None:
 
 def _model_of(path: Path) -> str:
     """Return the class that reads a folder."""
-    kind = str(configs.beside(path).get("model_type"))
+    kind = str(multimodal.type_of(configs.beside(path)))
     if kind.startswith(OWN):
         return kind.removeprefix(OWN)
     family = families.FAMILIES.get(kind)

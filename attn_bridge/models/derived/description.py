@@ -18,7 +18,7 @@ _ROW_DEFAULTS: dict[str, object] = {
     field.name: {} if field.name == "sizes" else field.default
     for field in dataclasses.fields(Row)
     if field.name
-    in ("pattern", "part", "along", "split", "shares", "stack", "sizes", "tied", "optional", "branch", "reason")
+    in ("pattern", "part", "along", "split", "shares", "stack", "sizes", "tied", "optional", "last", "branch", "reason")
 }
 """Attribute of a `Row` that a file may hold next to the names -> its default."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from ...printable import printable
 from ..handwritten import deepseek, gemma, llama, mixtral, olmo, phi3, qwen3_moe
 from ..layout import Layout
+from ..reading import multimodal
 from .description import Description, loads
 from .reading import DerivedFamily, FamilyReader, layout_of
 
@@ -67,8 +68,9 @@ def _families() -> tuple[DerivedFamily, ...]:
     families = []
     for description in DESCRIPTIONS:
         layout = _OWN.get(description.layout) or _BY_HAND[description.layout]
-        if description.model_type not in layout.model_types:
-            layout.model_types += (description.model_type,)
+        kind = multimodal.decoder_type(description.model_type)
+        if kind not in layout.model_types:
+            layout.model_types += (kind,)
         families.append(FamilyReader(description, layout).family())
     return tuple(families)
 
@@ -86,6 +88,7 @@ def family_of(description: Description) -> DerivedFamily:
         layout = copy.copy(layout_for(description))
     except KeyError:
         raise ValueError(f"layout ({printable(description.layout)}) of the family is not known") from None
-    if description.model_type not in layout.model_types:
-        layout.model_types += (description.model_type,)
+    kind = multimodal.decoder_type(description.model_type)
+    if kind not in layout.model_types:
+        layout.model_types += (kind,)
     return FamilyReader(description, layout).family()

@@ -30,6 +30,7 @@ from ..handwritten.grouped import (
     write_windows,
 )
 from ..layout import Layout
+from ..reading import multimodal
 from ..reading.decoders import ACTIVATIONS, NAMES, activation_of, attention_of, inverse, write_sizes
 from ..reading.model_config import ConfigFile, nested
 from ..reading.rotary import read_nested_rotary, read_rotary, write_nested, write_rotary
@@ -81,7 +82,7 @@ class FamilyReader:
         """Return the family, as the tables of families hold it."""
         description = self.description
         return DerivedFamily(
-            (description.model_type,),
+            (multimodal.decoder_type(description.model_type),),
             self.attention,
             description.defaults,
             aliases=description.aliases,
@@ -109,13 +110,15 @@ class FamilyReader:
         sizes = read_sizes(config)
         if "attention.head_dim" not in self.description.fields:
             sizes["head_dim"] = None
-        fields = self.description.fields
+        fields, options = self.description.fields, self.part(config, "attention")
+        if options.pop("last_out_bias", False):
+            options["out_bias"] = layer == config.integer("num_hidden_layers") - 1
         sizes["num_kv_heads"] = (
             self.value(config, "attention.num_kv_heads") if "attention.num_kv_heads" in fields else None
         )
         spec = GroupedQueryAttentionConfig(
             **sizes,
-            **{name: value for name, value in self.part(config, "attention").items() if name not in sizes},
+            **{name: value for name, value in options.items() if name not in sizes},
             position=self._position(
                 config, kind, _shared_width(config) if sizes["head_dim"] is None else sizes["head_dim"]
             ),
@@ -350,7 +353,10 @@ class FamilyReader:
         scaling |= {key.removeprefix(_ROTARY): value for key, value in inner.items()}
         written |= {"rope_scaling": scaling} if inner else {}
         names = self.description.keys
-        return nested({names.get(key, key): value for key, value in written.items() if key not in inner})
+        kind = self.description.model_type
+        alone = {"is_decoder": True, "is_encoder_decoder": False} if kind in multimodal.DECODERS else {}
+        keys = {"model_type": kind, **alone, **written}
+        return nested({names.get(key, key): value for key, value in keys.items() if key not in inner})
 
     def _write_masks(self, config: DecoderConfig) -> dict[str, object]:
         """Return the keys of the kinds of layers, and of their window."""
@@ -469,7 +475,7 @@ def layout_of(description: Description) -> Layout:
             description.layout,
             title,
             rows,
-            model_types=(description.model_type,),
+            model_types=(multimodal.decoder_type(description.model_type),),
             settings=settings,
             defaults=defaults,
             marks=marks,
@@ -485,6 +491,6 @@ def layout_of(description: Description) -> Layout:
         whole=True,
         marks=marks,
         refused=QUANTISED,
-        model_types=(description.model_type,),
+        model_types=(multimodal.decoder_type(description.model_type),),
         parts=(*TOWERS, FURTHER_LAYER),
     )

@@ -308,6 +308,8 @@ def _read(config: Mapping[str, object], choices: Iterable[str]) -> tuple[Family,
     name = keys.get("model_type")
     if name is None:
         raise ValueError(f"config has no model_type, which must be one of {', '.join(choices)}")
+    if name in multimodal.DECODERS and name not in FAMILIES:
+        raise ValueError(f"is_decoder ({printable(repr(keys.get('is_decoder')))}) of {name} must be True for a decoder")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(
             f"model_type ({printable(name)}) must be one of {', '.join(choices)}; attn-bridge derive FOLDER may derive "

@@ -52,8 +52,26 @@ SECTIONS = {
 """Type of a text model -> pairs of channels per row of positions (time, height, width) if the config has none."""
 
 
+DECODERS = frozenset(("bart", "bert", "whisper"))
+"""``model_type`` of encoders, and of these with a decoder, whose configs may be those of a decoder alone as well."""
+
+
+def decoder_type(model_type: str) -> str:
+    """Return the type under which the family of a decoder alone is registered: that of its class, or one of its own."""
+    return f"{model_type}-decoder" if model_type in DECODERS else model_type
+
+
+def written_type(model_type: str) -> str:
+    """Return the ``model_type`` in the config.json of a registered type."""
+    bare = model_type.removesuffix("-decoder")
+    return bare if bare in DECODERS else model_type
+
+
 def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of the text model in a multimodal config; any other config unchanged."""
+    """Return the config of the text model in a multimodal config; any other config unchanged.
+
+    The type of a decoder alone that shares its type with an encoder is that of `decoder_type`.
+    """
     inner = config.get("text_config")
     text_config = dict(config)
     if isinstance(inner, Mapping):
@@ -61,6 +79,8 @@ def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
         if "tie_word_embeddings" in config:  # the head is that of the whole model
             text_config["tie_word_embeddings"] = config["tie_word_embeddings"]
     kind = text_config.get("model_type")
+    if isinstance(kind, str) and kind in DECODERS and _is_decoder_alone(kind, text_config):
+        return {**text_config, "model_type": decoder_type(kind)}
     if not isinstance(kind, str) or kind not in TEXT_TYPES:
         return text_config
     text_config["model_type"] = TEXT_TYPES[kind]
@@ -70,6 +90,12 @@ def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value for key, value in text_config.items() if not key.endswith("_config") or isinstance(inner, Mapping)
     }
+
+
+def _is_decoder_alone(model_type: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a config of one of `DECODERS` is that of a decoder alone, as `transformers` writes it."""
+    is_pair = config.get("is_encoder_decoder")
+    return (config.get("is_decoder") is True and is_pair is not True) or (model_type != "bert" and is_pair is False)
 
 
 def _with_sections(rotary: Mapping[str, Any], text_type: str) -> dict[str, Any]:
@@ -88,6 +114,10 @@ def _with_sections(rotary: Mapping[str, Any], text_type: str) -> dict[str, Any]:
 
 
 def type_of(config: Mapping[str, object]) -> object:
-    """Return the ``model_type`` that names of tensors follow: of a multimodal model its text model's."""
+    """Return the ``model_type`` that names of tensors follow: of a multimodal model its text model's.
+
+    That of a decoder alone is its registered type, see `decoder_type`.
+    """
     kind = config.get("model_type")
-    return text_of(config).get("model_type") if isinstance(kind, str) and kind in MODELS else kind
+    is_other = isinstance(kind, str) and kind in MODELS | DECODERS
+    return text_of(config).get("model_type") if is_other else kind

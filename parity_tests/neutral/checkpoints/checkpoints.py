@@ -118,7 +118,7 @@ def whole(name, layers, *, seed=0):
     for row in rows:
         for i in range(layers):
             mine = list(alternatives[row.choice])
-            if mine and mine[i % len(mine)] not in row.alternatives:
+            if (mine and mine[i % len(mine)] not in row.alternatives) or (row.last and i < layers - 1):
                 continue
             for j in range(3):
                 for template in row.ours:

@@ -76,6 +76,10 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         yield "positions in the norm", with_field("model.norm_tokens", None)
     if "model.head_activation" in fields:
         yield "activation of the head", constant("model.head_activation", "quick_gelu")
+    if "attention.last_out_bias" in fields:
+        yield "bias in no layer", with_field("attention.last_out_bias", None)
+        everywhere = with_field("attention.last_out_bias", None).fields | {"attention.out_bias": KeySource(value=True)}
+        yield "bias in all layers", dataclasses.replace(description, fields=everywhere)
     if "position.dim" in fields:
         yield "rotary channels not read", constant("position.dim", 4)
     none = {name: source for name, source in fields.items() if not name.startswith("position.")}

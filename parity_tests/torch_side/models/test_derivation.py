@@ -80,6 +80,8 @@ QUICK = (
     *("hy_v3: without correction", "hy_v3: gate order of experts", "hy_v3: gate order of shared layers"),
     *("hy_v3: top k not read", "hy_v3: shared layers not read"),
     *("gpt_neox: sums elsewhere", "nemotron: 1 + w", "roberta: positions not offset", "roberta: sums elsewhere"),
+    *("gpt_neox_japanese: bias in no layer", "gpt_neox_japanese: bias in all layers"),
+    *("bert: sums elsewhere", "whisper: tied head", "bart: scale of embeddings not switched"),
     *("roberta: activation of the head", "blenderbot-small: positions in the norm"),
     *(
         "minicpm3: block.residual_scale without a root",

@@ -42,7 +42,7 @@ def derive(model_type: str, *, flax: bool = True) -> Description:
     Raises:
         DerivationError: the first part that no class of ours computes, and the nearest class; or a failed proof.
     """
-    model = subject.find(model_type)
+    model = subject.find(multimodal.written_type(model_type))
     parts = structure.read(model)
     model, proposal = search.propose_plain(model, parts)
     proposal = repair.fix_keys(model, proposal)

@@ -52,6 +52,8 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
             yield from _linear(structure, theirs, join(child, name), f"{OURS}att.{role}")
     if any(name.endswith(f"{child}.sinks") for name in structure.tensors):
         yield Row(f"{layer}{child}.sinks", (f"{OURS}att.sinks",))
+    if structure.last_bias:
+        yield Row(f"{layer}{structure.last_bias}", (f"{OURS}att.out_proj.bias",), last=True)
     for name in structure.cross:
         yield Row(f"{layer}{name}.{{rest}}", reason=CROSS)
     child, names = structure.feed_forward

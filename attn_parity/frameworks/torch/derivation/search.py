@@ -14,6 +14,7 @@ import torch
 from attn_bridge.models.derived import runs
 from attn_bridge.models.derived.description import Description, KeySource
 from attn_bridge.models.derived.reading import FamilyReader, layout_of
+from attn_bridge.models.reading import multimodal
 from attn_bridge.models.reading.decoders import ACTIVATIONS as ACTIVATION_NAMES
 from attn_bridge.specs.feed_forward import Activation
 from attn_bridge.specs.position import Pairing
@@ -394,6 +395,8 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
     fields["feed_forward.gated"] = _constant("up" not in parts.feed_forward[1] or "gate" in parts.feed_forward[1])
     if "W_gate" in parts.attention[1]:
         fields["attention.gate"] = _constant(True)
+    if parts.last_bias:
+        fields["attention.last_out_bias"] = _constant(True)
     if parts.experts is not None:
         fields |= mixtures.fields(subject, parts.experts)
         if parts.may_lack_shared:
@@ -416,7 +419,7 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
     return Description(
         subject.model_type,
         subject.model_class.__name__,
-        f"hf-{subject.model_type.replace('_', '-')}",
+        f"hf-{multimodal.decoder_type(subject.model_type).replace('_', '-')}",
         aliases={outer: (inner,) for outer, inner in names.items() if outer not in subject.decoder_keys},
         keys={**subject.decoder_keys, **({"sliding_window": "window_size"} if _has_runs(subject) else {})},
         fields=fields,

@@ -84,6 +84,7 @@ class Structure:
         cross: names in a block of the attention to an encoder and its norm, which a decoder alone does not run.
         may_lack_shared: whether a model may have experts without layers that every token goes to.
         may_be_direct: whether queries may be projected from the input itself where keys and values have a latent.
+        last_bias: name in a block of the bias of the output projection that the last block alone has; "" for none.
     """
 
     front: str
@@ -102,6 +103,7 @@ class Structure:
     cross: tuple[str, ...] = ()
     may_lack_shared: bool = False
     may_be_direct: bool = False
+    last_bias: str = ""
 
     @property
     def is_latent(self) -> bool:
@@ -200,6 +202,7 @@ def read(subject: ModelClass) -> Structure:
         tensors, shapes, flags, fixed, experts, cross,
         experts is not None and _may_lack_shared(subject, experts, shapes),
         roles is latent.ROLES and latent.may_be_direct(subject, attention[0]),
+        _last_bias(attention, shapes, f"{path}."),
     )  # fmt: skip
     _check_all_known(structure, f"{path}.")
     child, names = attention
@@ -207,6 +210,14 @@ def read(subject: ModelClass) -> Structure:
     if gate != query and gate is not None:
         raise DerivationError(f"{child}.{names['W_gate']} {gate}: our gate has a channel per channel of the queries")
     return structure
+
+
+def _last_bias(attention: tuple[str, Mapping[str, str]], shapes: Mapping[str, object], path: str) -> str:
+    """Return the name in a block of a bias of the output projection that the last block alone has; "" for none."""
+    child, names = attention
+    name = f"{join(child, names.get('out_proj', ''))}_bias"
+    blocks = [number for number in range(LAYERS) if f"{path}{number}.{name}" in shapes]
+    return name if blocks == [LAYERS - 1] else ""
 
 
 def _may_lack_shared(subject: ModelClass, experts: Experts, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -426,7 +437,9 @@ def _check_all_known(structure: Structure, path: str) -> None:
         activation = structure.feed_forward[1].get("activation", "")
         if activation and module == join(structure.feed_forward[0], activation) and leaf in XIELU:
             continue
-        if (module in roles and leaf in ("weight", "bias")) or hit[1] == f"{structure.attention[0]}.sinks":
+        if module in roles and leaf in ("weight", "bias"):
+            continue
+        if hit[1] in (f"{structure.attention[0]}.sinks", structure.last_bias):
             continue
         kind = structure.classes.get(module, "")
         near = difflib.get_close_matches(hit[1], sorted(roles | inner), 1, 0.0)[0]

@@ -297,8 +297,13 @@ def find(model_type: str) -> ModelClass:
         if LATENT in sizes:
             sizes = {key: value for key, value in sizes.items() if key != "head_dim"}
             sizes |= {"num_key_value_heads": sizes["num_attention_heads"]} if "num_key_value_heads" in sizes else {}
-        names = {inner: outer for outer, inner in getattr(config_class, "attribute_map", {}).items()}
-        sizes = {key: value for key, value in sizes.items() if key not in names.values() or key in base.to_dict()}
+        names = getattr(config_class, "attribute_map", {})
+        own = base.to_dict()
+        sizes = {
+            key: value
+            for key, value in sizes.items()
+            if key not in names or (key in own and not names[key].startswith("encoder_"))
+        }
         subject = ModelClass(model_type, config_class, model_class, sizes)
         try:
             subject.check()

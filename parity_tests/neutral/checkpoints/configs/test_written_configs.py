@@ -13,6 +13,7 @@ from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.cli.app import run
 from attn_bridge.models import families, layouts
 from attn_bridge.models.derived import known
+from attn_bridge.models.reading import multimodal
 from attn_bridge.models.reading.differences import differences
 from attn_bridge.specs import BertEncoderConfig, GPTModelConfig
 from attn_bridge.specs.as_json import as_json
@@ -107,7 +108,7 @@ UNUSUAL = {
 """Values that are the default of no family, and a head that is tied in none."""
 
 ENCODERS = (
-    *("bert-generation", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
+    *("bert-decoder", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
 )
 """Families of encoders that run as decoders, whose heads are tied."""
@@ -116,7 +117,7 @@ MAMBAS = ("mamba", "falcon_mamba", "jamba", "mamba2", "bamba", "falcon_h1", "gra
 
 ONLY = {
     **{name: {"tie_word_embeddings": True} for name in ENCODERS},
-    "gpt_neox": {"rope_theta": None},
+    **{name: {"rope_theta": None} for name in ("gpt_neox", "gpt_neox_japanese")},
     "internlm3": {"attention_bias": False},
     "emu3_text_model": {"attention_bias": None},
     "afmoe": {"attention_bias": False},
@@ -147,7 +148,7 @@ def test_what_a_family_reads_it_writes(name):
     model_type = READ[name].get("text_config", READ[name])["model_type"]
     written = families.write_config(config, layout_of(model_type))
     assert families.find_decoder(json.loads(json.dumps(written))) == config
-    assert written["architectures"] == [families.FAMILIES[written["model_type"]].architecture]
+    assert written["architectures"] == [families.FAMILIES[multimodal.type_of(written)].architecture]
     assert written["vocab_size"] == config.vocab_size
 
 

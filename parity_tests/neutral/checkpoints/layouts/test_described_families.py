@@ -13,6 +13,7 @@ from attn_bridge.models import families, layouts
 from attn_bridge.models.derived import known
 from attn_bridge.models.derived.description import KeySource, dumps, loads
 from attn_bridge.models.derived.reading import FamilyReader, layout_of
+from attn_bridge.models.reading import multimodal
 
 NAMES = [one.model_type for one in known.DESCRIPTIONS]
 BY_NAME = {one.model_type: one for one in known.DESCRIPTIONS}
@@ -53,6 +54,7 @@ def tiny(name, **changes):
     more |= {"num_key_value_heads": 4} if "attention.latent_dim" in fields else {}
     more |= {"rotary_dim": 8} if "position.dim" in fields else {}
     more |= {key: values[0] for key, values in description.fixed.items() if description.defaults.get(key) not in values}
+    more |= {"is_decoder": True, "is_encoder_decoder": False} if name in multimodal.DECODERS else {}
     more |= dict.fromkeys(description.same, TINY["hidden_size"])
     more |= {key: TINY[usual] for usual, key in description.keys.items() if usual in TINY}
     more |= {"attention_types": [[["global", "local"], 2], [["global"], 1]]} if name == "gpt_neo" else {}
@@ -79,7 +81,7 @@ def test_tensors_of_a_family_are_found_by_names_and_type(name):
     layout, config = layouts.find(BY_NAME[name].layout), families.find_decoder(tiny(name))
     settings = layout.read_settings({**BY_NAME[name].defaults, **tiny(name)})
     shapes = layout.encode({row.rule.torch: row.shape for row in config.parameters}, settings).shapes
-    assert layouts.detect(shapes, name) is layout
+    assert layouts.detect(shapes, multimodal.decoder_type(name)) is layout
     found = layout.decode(shapes, settings).placements
     assert {row.rule.torch: row.shape for row in config.parameters} == {
         ours: found[ours].shape for ours in found if ours != "out_head.weight" or not config.tie
