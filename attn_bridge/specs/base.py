@@ -272,6 +272,13 @@ def convolution(name: str, d_in: int, d_out: int, size: int) -> tuple[Parameter,
     return Parameter(rule, (d_out, d_in, size), ("embed", "channels", "taps")), vector(f"{name}.bias", d_out)
 
 
+def short_convolution(channels: int, size: int, *, bias: bool = False) -> tuple[Parameter, ...]:
+    """Rows of ``conv1d``, which weighs each channel of `size` tokens; torch ``[c, 1, size]``, Flax ``[size, 1, c]``."""
+    rule = Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c")
+    weight = Parameter(rule, (channels, 1, size), ("channels", "one", "taps"))
+    return (weight, vector("conv1d.bias", channels, "channels")) if bias else (weight,)
+
+
 def vector(name: str, size: int, axis: str = "embed") -> Parameter:
     """Row of a vector that has one name in both frameworks."""
     return Parameter(Rule(name, name, "o -> o"), (size,), (axis,))

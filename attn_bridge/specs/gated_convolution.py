@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..weights import Rule
-from .base import DERIVED, Config, Example, Parameter, Variant, linear, vector
+from .base import DERIVED, Config, Example, Parameter, Variant, linear, short_convolution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,15 +47,13 @@ class GatedConvolutionConfig(Config):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Three projections, the convolution, and the output."""
-        rule = Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c")
         return (
             *(
                 row
                 for name in ("W_query", "W_key", "W_value")
                 for row in linear(name, self.d_in, self.width, bias=self.bias, axes=("channels", "embed"))
             ),
-            Parameter(rule, (self.width, 1, self.conv_size), ("channels", "one", "taps")),
-            *((vector("conv1d.bias", self.width, "channels"),) if self.bias else ()),
+            *short_convolution(self.width, self.conv_size, bias=self.bias),
             *linear("out_proj", self.width, self.d_out, bias=self.bias, axes=("embed", "channels")),
         )
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..weights import Rule
-from .base import DERIVED, Axis, Config, Example, Parameter, Variant, linear, vector
+from .base import DERIVED, Axis, Example, Parameter, Variant, linear, short_convolution, vector
+from .delta_rule import DeltaRuleConfig
 from .model import below
-from .rms_norm import RMSNormConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class GatedDeltaNetConfig(Config):
+class GatedDeltaNetConfig(DeltaRuleConfig):
     """Sizes of the heads, of the short convolution before them, and the norm behind them.
 
     Attributes:
@@ -47,41 +46,15 @@ class GatedDeltaNetConfig(Config):
         self._require_positive_number("eps")
 
     @property
-    def key_width(self) -> int:
-        """Width of query, and of key, over all heads."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def value_width(self) -> int:
-        """Width of value, and of the gate, over all heads."""
-        return self.num_value_heads * self.value_head_dim
-
-    @property
-    def conv_width(self) -> int:
-        """Channels of the convolution: query, key and value, one after the other."""
-        return 2 * self.key_width + self.value_width
-
-    @property
-    def norm(self) -> RMSNormConfig:
-        """Config of the norm of the context, per head."""
-        return RMSNormConfig(self.value_head_dim, self.eps)
-
-    @property
-    def state_shape(self) -> tuple[int, int, int]:
-        """Shape of the state of a sequence: heads, channels of a key, channels of a value."""
-        return self.num_value_heads, self.head_dim, self.value_head_dim
-
-    @property
-    def conv_shape(self) -> tuple[int, int]:
-        """Inputs of the convolution that a cache keeps, and their channels."""
-        return self.conv_size - 1, self.conv_width
+    def states(self) -> int:
+        """Heads of value, each with a state."""
+        return self.num_value_heads
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Six projections, the convolution, the vectors of the decay, the norm, and the output projection."""
         heads, d_out = self.num_value_heads, self.d_out
         by_head = Axis("heads", self.num_heads)
-        rule = Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c")
         return (
             *linear("W_query", self.d_in, self.key_width, bias=False, axes=(by_head, "embed")),
             *linear("W_key", self.d_in, self.key_width, bias=False, axes=(by_head, "embed")),
@@ -89,7 +62,7 @@ class GatedDeltaNetConfig(Config):
             *linear("W_gate", self.d_in, self.value_width, bias=False, axes=(by_head, "embed")),
             *linear("W_beta", self.d_in, heads, bias=False, axes=(by_head, "embed")),
             *linear("W_alpha", self.d_in, heads, bias=False, axes=(by_head, "embed")),
-            Parameter(rule, (self.conv_width, 1, self.conv_size), ("channels", "one", "taps")),
+            *short_convolution(self.conv_width, self.conv_size),
             vector("dt_bias", heads, by_head),
             vector("A_log", heads, by_head),
             *(dataclasses.replace(row, axes=("head_dim",)) for row in below("norm", self.norm.parameters)),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..weights import Rule
-from .base import DERIVED, Axis, Config, Example, Parameter, Variant, linear, vector
+from .base import DERIVED, Axis, Example, Parameter, Variant, linear, short_convolution, vector
+from .delta_rule import DeltaRuleConfig
 from .model import below
-from .rms_norm import RMSNormConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class KimiDeltaAttentionConfig(Config):
+class KimiDeltaAttentionConfig(DeltaRuleConfig):
     """Sizes of the heads, of the short convolution before them, of the gates, and of the norm behind them.
 
     Attributes:
@@ -46,41 +45,10 @@ class KimiDeltaAttentionConfig(Config):
         self._require_positive_number("eps")
 
     @property
-    def key_width(self) -> int:
-        """Width of query, of key, and of the decay, over all heads."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def value_width(self) -> int:
-        """Width of value, and of the output gate, over all heads."""
-        return self.num_heads * self.value_head_dim
-
-    @property
-    def conv_width(self) -> int:
-        """Channels of the convolution: query, key and value, one after the other."""
-        return 2 * self.key_width + self.value_width
-
-    @property
-    def norm(self) -> RMSNormConfig:
-        """Config of the norm of the context, per head."""
-        return RMSNormConfig(self.value_head_dim, self.eps)
-
-    @property
-    def state_shape(self) -> tuple[int, int, int]:
-        """Shape of the state of a sequence: heads, channels of a key, channels of a value."""
-        return self.num_heads, self.head_dim, self.value_head_dim
-
-    @property
-    def conv_shape(self) -> tuple[int, int]:
-        """Inputs of the convolution that a cache keeps, and their channels."""
-        return self.conv_size - 1, self.conv_width
-
-    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Projections, the convolution, both gates of low rank, the decay's own numbers, the norm, and the output."""
         rank, d_out = self.gate_rank, self.d_out
         by_head = Axis("heads", self.num_heads)
-        rule = Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c")
         return (
             *linear("W_query", self.d_in, self.key_width, bias=False, axes=(by_head, "embed")),
             *linear("W_key", self.d_in, self.key_width, bias=False, axes=(by_head, "embed")),
@@ -90,7 +58,7 @@ class KimiDeltaAttentionConfig(Config):
             *linear("W_decay_up", rank, self.key_width, bias=False, axes=(by_head, "latent")),
             *linear("W_gate_down", self.d_in, rank, bias=False, axes=("latent", "embed")),
             *linear("W_gate_up", rank, self.value_width, bias=False, axes=(by_head, "latent")),
-            Parameter(rule, (self.conv_width, 1, self.conv_size), ("channels", "one", "taps")),
+            *short_convolution(self.conv_width, self.conv_size),
             vector("dt_bias", self.key_width, by_head),
             vector("A_log", self.num_heads, by_head),
             *(dataclasses.replace(row, axes=("head_dim",)) for row in below("norm", self.norm.parameters)),

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from ..weights import Rule
-from .base import DERIVED, Config, Example, Parameter, Variant, linear, vector
+from .base import DERIVED, Config, Example, Parameter, Variant, linear, short_convolution, vector
 from .model import below
 from .rms_norm import RMSNormConfig
 
@@ -68,17 +68,11 @@ class MambaConfig(Config):
     def parameters(self) -> tuple[Parameter, ...]:
         """Projections of the input, the convolution, steps, keys and queries, the decay, the residual, the output."""
         width, rank, d_out = self.width, self.step_rank, self.d_out
-        conv = Parameter(
-            Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c"),
-            (width, 1, self.conv_size),
-            ("channels", "one", "taps"),
-        )
         rates = Parameter(Rule("A_log", "A_log", "c k -> c k"), (width, self.state_size), ("channels", "latent"))
         return (
             *linear("W_gate", self.d_in, width, bias=self.bias, axes=("channels", "embed")),
             *linear("W_value", self.d_in, width, bias=self.bias, axes=("channels", "embed")),
-            conv,
-            *((vector("conv1d.bias", width, "channels"),) if self.conv_bias else ()),
+            *short_convolution(width, self.conv_size, bias=self.conv_bias),
             *linear("W_step_down", width, rank, bias=False, axes=("latent", "channels")),
             *linear("W_key", width, self.state_size, bias=False, axes=("latent", "channels")),
             *linear("W_query", width, self.state_size, bias=False, axes=("latent", "channels")),

@@ -7,8 +7,7 @@ import math
 from typing import Literal, get_args
 
 from ..validation import check_number
-from ..weights import Rule
-from .base import DERIVED, LATER, Axis, Config, Example, Parameter, Variant, linear, vector
+from .base import DERIVED, LATER, Axis, Config, Example, Parameter, Variant, linear, short_convolution, vector
 from .model import below
 
 GatedNormOrder = Literal["gate_first", "norm_first", "none"]
@@ -112,19 +111,13 @@ class Mamba2Config(Config):
     def parameters(self) -> tuple[Parameter, ...]:
         """Five projections, the convolution, decay and steps, the residual of the values, the norm, and the output."""
         by_group = Axis("heads", self.num_groups)
-        conv = Parameter(
-            Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c"),
-            (self.conv_width, 1, self.conv_size),
-            ("channels", "one", "taps"),
-        )
         return (
             *linear("W_gate", self.d_in, self.width, bias=self.bias, axes=(by_group, "embed")),
             *linear("W_value", self.d_in, self.width, bias=self.bias, axes=(by_group, "embed")),
             *linear("W_key", self.d_in, self.key_width, bias=self.bias, axes=(by_group, "embed")),
             *linear("W_query", self.d_in, self.key_width, bias=self.bias, axes=(by_group, "embed")),
             *linear("W_step", self.d_in, self.num_heads, bias=self.bias, axes=(by_group, "embed")),
-            conv,
-            *((vector("conv1d.bias", self.conv_width, "channels"),) if self.conv_bias else ()),
+            *short_convolution(self.conv_width, self.conv_size, bias=self.conv_bias),
             vector("dt_bias", self.num_heads, by_group),
             vector("A_log", self.num_heads, by_group),
             vector("D", self.num_heads, by_group),
