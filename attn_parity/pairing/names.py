@@ -82,6 +82,12 @@ _AUTOMATIC = re.compile(r"[A-Z]\w*_")
 """The part before the number in a name that Linen made of a class; it numbers them as they are created."""
 
 
+_CLASSES = "linear|dense|conv[123]d|embed(ding)?|(batch|group|instance|layer|rms)_norm(alization)?"
+
+_BY_CLASS = re.compile(rf"[A-Z]\w*_[0-9]+|({_CLASSES})(_[0-9]+)?")
+"""A layer's name that Linen, Keras or Haiku made of its class: it says nothing about the layer."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Counter:
     """The siblings that one number of a name counts.
@@ -112,6 +118,7 @@ class Name:
         spelled: the word of the layer itself with its number, as spelled on this side.
         above: words and numbers of the path above the layer, as in `words` and `numbers`.
         counters: for each number with siblings, the siblings that it counts.
+        chosen: the words of `words`, and those of `literal`, without names that a library made of a class.
     """
 
     literal: tuple[str, ...]
@@ -126,6 +133,7 @@ class Name:
     spelled: str = ""
     above: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     counters: tuple[Counter, ...] = ()
+    chosen: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
     def same(self) -> tuple[object, ...]:
@@ -170,12 +178,15 @@ def is_counted_alike(first: Name, second: Name) -> bool:
     """Return whether the numbers in two names count the same things, so that equal numbers mean the same layer.
 
     A number is an order within a container and a class: torch counts activations in a Sequential, Linen counts each
-    class for itself. Two numbers are comparable where both follow a word and the siblings have the same sizes.
+    class for itself. Two numbers are comparable where both follow a word and the siblings have the same sizes. A name
+    that a library made of a class counts its instances, also where there is one.
     """
     if [one.sizes for one in first.counters] != [two.sizes for two in second.counters]:
         return False
     if first.literal == second.literal:
         return True
+    if any(one.chosen[1] != one.literal for one in (first, second)):
+        return False
     return all(one.word and two.word for one, two in zip(first.counters, second.counters, strict=True))
 
 
@@ -215,6 +226,9 @@ def _read(tensor: Tensor, name: str, counters: Sequence[Counter], natural: tuple
     key = FUSED.get(fused_own.lower(), "")
     spelled = f"{parent}.{key}" + "_reverse" * ("_reverse" in layer) if key else layer
     words, numbers = _said(spelled, single)
+    chosen = [
+        ".".join(part for part in re.split(r"[./]", one) if not _BY_CLASS.fullmatch(part)) for one in (spelled, layer)
+    ]
     return Name(
         _literal(layer),
         words,
@@ -228,6 +242,7 @@ def _read(tensor: Tensor, name: str, counters: Sequence[Counter], natural: tuple
         spelled_own,
         _said(parent + which_one, single),
         tuple(counter for counter in counters if len(counter.sizes) > 1),
+        (_said(chosen[0], ())[0], _literal(chosen[1])),
     )
 
 
@@ -372,20 +387,18 @@ def likeness(ours: Sequence[Name], theirs: Sequence[Name], *, numbers: bool = Tr
     Args:
         ours: names of the first side.
         theirs: names of the second side.
-        numbers: whether numbers count, too; otherwise only words and roles.
+        numbers: whether numbers count, too; otherwise only roles, and words of names that code gives.
 
     Returns:
         (ours, theirs), float64.
     """
+    said = [[(name.words, name.literal) if numbers else name.chosen for name in side] for side in (ours, theirs)]
     rarity = collections.Counter(
-        word for name in (*ours, *theirs) for word in {*name.words, *(f"={word}" for word in name.literal)}
+        word for side in said for words, literal in side for word in {*words, *(f"={word}" for word in literal)}
     )
-    score = _overlap([_weigh(name.words, rarity) for name in ours], [_weigh(name.words, rarity) for name in theirs])
-    literal = [
-        [_weigh([f"={word}" for word in name.literal if not word.isdigit()], rarity) for name in side]
-        for side in (ours, theirs)
-    ]
-    score += 0.5 * _overlap(*literal)
+    score = _overlap(*([_weigh(words, rarity) for words, _ in side] for side in said))
+    literals = [[[f"={word}" for word in literal if not word.isdigit()] for _, literal in side] for side in said]
+    score += 0.5 * _overlap(*([_weigh(words, rarity) for words in side] for side in literals))
     score += _table([name.role for name in ours], [name.role for name in theirs], _roles)
     if numbers:
         score += _table([name.numbers for name in ours], [name.numbers for name in theirs], _number_score)

@@ -208,3 +208,30 @@ def test_names_in_the_order_of_use_stand_where_no_pairing_agrees(has_last):
         "hf.layernorm": "encoder_norm",
         "head": "head",
     }
+
+
+class Stem(torch.nn.Module):
+    """Norms around a linear layer, and a last norm whose module is declared in front of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.LayerNorm(6))
+        self.body = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(6), "fc": torch.nn.Linear(6, 6)})
+
+    def forward(self, x):
+        return self.body["norm"](self.body["fc"](self.stem(x)).tanh())
+
+
+class LinenStem(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.LayerNorm(epsilon=1e-5)(linen.Dense(6)(x))
+        x = jnp.tanh(linen.Dense(6, name="fc")(x))
+        return linen.LayerNorm(epsilon=1e-5, name="final")(x)
+
+
+def test_a_name_made_of_a_class_pairs_nothing_against_the_order_of_use():
+    x = np.random.default_rng(0).standard_normal((2, 5, 6)).astype(np.float32)
+    port = LinenStem()
+    report = compare(Stem(), (port, port.init(jax.random.key(0), x)), x, seeds=1)
+    assert report.verdict == "equal", report.pairing
