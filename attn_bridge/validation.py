@@ -291,6 +291,18 @@ def check_cache(cache: object, package: str) -> None:
         raise TypeError(f"cache must be what init_cache of the module returns, got one of {kind.__module__}")
 
 
+def check_shared(is_shared: bool, is_given: bool) -> None:
+    """Check that keys and values of an earlier layer are given to attention that has none of its own, and only there.
+
+    Raises:
+        TypeError: they are missing, or superfluous.
+    """
+    if is_shared and not is_given:
+        raise TypeError("shared must be given to attention without keys of its own")
+    if is_given and not is_shared:
+        raise TypeError("shared must be None for attention with keys of its own")
+
+
 def check_caches(caches: object, blocks: int, *, pairs: bool = False) -> None:
     """Check a model's cache: a cache per block, which the block itself checks, or None.
 

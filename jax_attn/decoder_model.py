@@ -6,10 +6,11 @@ width, V size of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Unpack
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Unpack
 
 import jax.numpy as jnp
+from einops import rearrange
 from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
@@ -24,7 +25,7 @@ from .blocks.activation import Activation
 from .blocks.decoder_block import DecoderBlock, make_norm
 from .checkpoints import Pretrained
 from .decoding import generation
-from .decoding.cache import positions_of
+from .decoding.cache import SharedKeys, positions_of
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
@@ -73,6 +74,11 @@ class DecoderModel(Pretrained, nnx.Module):
             self.type_emb = Embedding(config.num_token_types, config.emb_dim, **options)
         if config.embedding_norm is not None:
             self.emb_norm = make_norm(config.embedding_norm, **options)
+        if config.layer_embeddings is not None:
+            tables = config.layer_embeddings
+            self.layer_emb = Embedding(tables.vocab_size, tables.layers * tables.dim, **options)
+            self.layer_linear = linear(config.emb_dim, tables.layers * tables.dim, bias=False, **options)
+            self.layer_norm = make_norm(tables.norm, **options)
         self.drop_emb = Dropout(config.dropout, rngs=rngs)
         self.trf_blocks = nnx.List(DecoderBlock(block, **options) for block in config.blocks)
         if config.norm is not None:
@@ -130,11 +136,17 @@ class DecoderModel(Pretrained, nnx.Module):
         if labels is not None:
             check_labels(labels, tokens, "tokens", last_only)
         x = self.embed(tokens, positions, cache, attention_mask)
-        caches = []
+        parts = self.layer_inputs(tokens, x) if self.config.layer_embeddings is not None else None
+        caches: list[LayerCache] = []
+        lent: dict[int, SharedKeys] = {}
         for number, block in enumerate(self.trf_blocks):
+            arguments = self._arguments_of(number, parts, lent)
             layer_cache = None if cache is None else cache[number]
-            x = block(x, attention_mask=attention_mask, positions=positions, cache=layer_cache)
-            if cache is not None:
+            x = block(x, attention_mask=attention_mask, positions=positions, cache=layer_cache, **arguments)
+            if number in self.config.lenders:
+                x, lent[number], *layer_caches = x
+                caches += layer_caches
+            elif cache is not None:
                 x, layer_cache = x
                 caches.append(layer_cache)
         logits = self.head(x[:, -1:] if last_only else x)
@@ -163,6 +175,31 @@ class DecoderModel(Pretrained, nnx.Module):
         if config.embedding_norm is not None and not config.norm_tokens:
             x = self.emb_norm(x)
         return self.drop_emb(x)
+
+    def layer_inputs(self, tokens: Int[Array, "B T"], x: Float[Array, "B T D"]) -> Float[Array, "B T L C"]:
+        """Return the per-layer embeddings ``(B, T, L, C)``: of each block, that of the token and that of its embedding.
+
+        Args:
+            tokens: token ids ``(B, T)``.
+            x: of `embed`.
+        """
+        layers = self.config.layer_embeddings
+        rows = self.layer_emb(jnp.where(tokens < layers.vocab_size, tokens, 0), "tokens")
+        rows = rows * jnp.asarray(layers.dim**0.5, x.dtype)
+        projected = self.layer_linear(x) * layers.d_in**-0.5
+        rows, projected = (rearrange(each, "b t (l c) -> b t l c", c=layers.dim) for each in (rows, projected))
+        return (self.layer_norm(projected) + rows) * 2.0**-0.5
+
+    def _arguments_of(
+        self, number: int, parts: Float[Array, "B T L C"] | None, lent: Mapping[int, SharedKeys]
+    ) -> dict[str, Any]:
+        """Return the arguments that only some blocks take: their part of the per-layer embeddings, shared keys."""
+        keys_of = self.config.blocks[number].keys_of
+        return {
+            **({} if parts is None else {"layer_input": parts[:, :, number]}),
+            **({} if keys_of is None else {"shared": lent[keys_of]}),
+            **({"return_shared": True} if number in self.config.lenders else {}),
+        }
 
     def head(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Return the logits ``(B, T, V)`` from the output of the last block."""

@@ -14,11 +14,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 
+from attn_bridge import validation
 from attn_bridge.masks import Mask
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, RelativeBias, Rotary
 
 from . import functional
-from .decoding.cache import KeyValueCache, View, last_of_rows, positions_of
+from .decoding.cache import KeyValueCache, SharedKeys, View, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
 from .layer_norm import LayerNorm
@@ -58,15 +59,20 @@ class GroupedQueryAttention(Resettable):
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.W_query = linear(config.d_in, width, config.qkv_bias, **options)
-        self.W_key = linear(config.d_in, key_width, config.key_bias, **options)
-        self.W_value = linear(config.d_in, key_width, config.qkv_bias, **options)
+        if not config.shared:
+            self.W_key = linear(config.d_in, key_width, config.key_bias, **options)
+        if not (config.shared or config.key_is_value):
+            self.W_value = linear(config.d_in, key_width, config.qkv_bias, **options)
         if config.gate:
             self.W_gate = linear(config.d_in, width, config.qkv_bias, **options)
         self.out_proj = linear(width, config.d_out, config.out_bias, **options)
         if config.qk_norm is not None:
             norm = LayerNorm if config.has_layer_norms else RMSNorm
             self.q_norm = norm(**config.norm_arguments("q_norm"), **options)
-            self.k_norm = norm(**config.norm_arguments("k_norm"), **options)
+            if not config.shared:
+                self.k_norm = norm(**config.norm_arguments("k_norm"), **options)
+        if config.value_norm is not None:
+            self.v_norm = RMSNorm(config.head_dim, config.value_norm, affine=False, **options)
         if config.sinks:
             self.sinks = nn.Parameter(torch.zeros(config.num_heads, device=device, dtype=dtype))
         if isinstance(config.position, RelativeBias):
@@ -90,6 +96,8 @@ class GroupedQueryAttention(Resettable):
         positions: Int[Tensor, "... t"] | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
+        shared: SharedKeys | None = None,
+        return_shared: bool = False,
     ) -> CachedOutput[KeyValueCache]:
         """Attend from every token to those that the config's mask shows it.
 
@@ -103,19 +111,27 @@ class GroupedQueryAttention(Resettable):
             cache: of `init_cache`; `x` follows the tokens in it.
             return_weights: also return the attention weights ``(B, H, T, S)``, without ``B`` for 2-D `x`, as they are
                 before dropout; the reference computes both then, which takes more time and memory.
+            shared: keys and values of an earlier layer for the same tokens, where the config says that they are shared;
+                that layer's mask, positions and cache apply.
+            return_shared: also return the keys and values, for later layers.
 
         Returns:
-            The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the cache if given.
+            The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the keys and values if
+            asked for; then the cache if given.
 
         Raises:
             ValueError: shapes that do not fit, or more tokens than the cache has room for.
-            TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers.
+            TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers, or
+                `shared` that is missing or superfluous.
         """
         config = self.config
+        validation.check_shared(config.shared, shared is not None)
         batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
-        at = positions_of(batch, positions, cache, attention_mask, config.position)
+        at = positions_of(batch, positions, cache, attention_mask, config.position) if shared is None else shared.at
         query, key, value = self._heads(batch, at)
-        if cache is None:
+        if shared is not None:
+            view = shared.view
+        elif cache is None:
             view = View(key, value, config.mask.restrict(attention_mask), last_of_rows(at))
         else:
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": last_of_rows(at)}
@@ -137,35 +153,55 @@ class GroupedQueryAttention(Resettable):
         if config.gate:
             # One gate per channel of the context, from the same input as the query.
             context = context * torch.sigmoid(self.W_gate(batch))
-        return functional.with_cache(functional.as_given(x, self.out_proj(context), weights), cache)
+        output = functional.as_given(x, self.out_proj(context), weights)
+        return functional.with_cache(
+            functional.with_cache(output, SharedKeys(view, at) if return_shared else None), cache
+        )
 
-    def _heads(self, batch: Float[Tensor, "b t d"], at: Int[Tensor, "... t"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value by head, clipped, normed and turned to their positions."""
+    def _heads(
+        self, batch: Float[Tensor, "b t d"], at: Int[Tensor, "... t"]
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return query, key and value by head, clipped, normed and turned to their positions.
+
+        Key and value are None where they are those of an earlier layer.
+        """
+        config, tables = self.config, None
+        if isinstance(config.position, Rotary):
+            width, wide = config.position.width(config.head_dim), functional.wide_dtype(batch)
+            tables = rotary_tables(config.position, at, width, wide)
+        query = self._turned(self._clipped(self.W_query(batch)), "q_norm", tables)
+        if config.temperature is not None:
+            query = apply_temperature(query, config.temperature, last_of_rows(at), functional.wide_dtype(batch))
+        if config.shared:
+            return query, None, None
+        key = self._clipped(self.W_key(batch))
+        value = key if config.key_is_value else self._clipped(self.W_value(batch))
+        value = rearrange(value, "b t (h c) -> b t h c", c=config.head_dim)
+        if config.value_norm is not None:
+            value = self.v_norm(value)
+        return query, self._turned(key, "k_norm", tables), value
+
+    def _clipped(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        clip = self.config.clip
+        return x if clip is None else torch.clamp(x, -clip, clip)
+
+    def _turned(
+        self, x: Float[Tensor, "b t d"], norm: str, tables: tuple[Tensor, Tensor] | None
+    ) -> Float[Tensor, "b t h c"]:
+        """Return queries or keys by head, normed by the norm of that name and turned by cosines and sines."""
         config = self.config
-        query, key, value = self.W_query(batch), self.W_key(batch), self.W_value(batch)
-        if config.clip is not None:
-            query, key, value = (torch.clamp(heads, -config.clip, config.clip) for heads in (query, key, value))
         scope, rotated = (None, False) if config.qk_norm is None else (config.qk_norm.scope, config.qk_norm.rotated)
         # Over all heads at once, so before they are cut apart (OLMo 3).
         if scope == "full":
-            query, key = self.q_norm(query), self.k_norm(key)
-        query = rearrange(query, "b t (h c) -> b t h c", c=config.head_dim)
-        key = rearrange(key, "b t (h c) -> b t h c", c=config.head_dim)
-        value = rearrange(value, "b t (h c) -> b t h c", c=config.head_dim)
+            x = getattr(self, norm)(x)
+        x = rearrange(x, "b t (h c) -> b t h c", c=config.head_dim)
         if scope == "head" and not rotated:
-            query, key = self.q_norm(query), self.k_norm(key)
-        if isinstance(config.position, Rotary):
-            width, wide = config.position.width(config.head_dim), functional.wide_dtype(batch)
-            cos, sin = rotary_tables(config.position, at, width, wide)
-            query = apply_rotary(query, cos, sin, config.position.pairing)
-            key = apply_rotary(key, cos, sin, config.position.pairing)
+            x = getattr(self, norm)(x)
+        if tables is not None:
+            x = apply_rotary(x, *tables, config.position.pairing)
         # After the rotation, which keeps lengths: only a scale per channel makes this differ from a norm in front of
         # it.
-        if rotated:
-            query, key = self.q_norm(query), self.k_norm(key)
-        if config.temperature is not None:
-            query = apply_temperature(query, config.temperature, last_of_rows(at), functional.wide_dtype(batch))
-        return query, key, value
+        return getattr(self, norm)(x) if rotated else x
 
     def _bias(
         self, query_positions: Int[Tensor, "... t"], key_positions: Int[Tensor, "... s"], dtype: DType
@@ -191,5 +227,8 @@ class GroupedQueryAttention(Resettable):
             ValueError: a size below 1, or `rolling` with a mask that shows all tokens.
         """
         config = self.config
-        options = {"rolling": config.window(rolling), **functional.cache_options(self.W_key)}
+        options = {
+            "rolling": config.window(rolling),
+            **functional.cache_options(self.W_query if config.shared else self.W_key),
+        }
         return KeyValueCache.empty(batch_size, capacity, config.num_kv_heads, config.head_dim, **options)

@@ -58,6 +58,9 @@ WORDS = {
     "channels": "number of channels of the convolution",
     "state": "width of the state of a channel",
     "step latent": "width of the latent of steps",
+    "layer vocab": "number of tokens with per-layer embeddings",
+    "layer parts": "width of the per-layer embeddings of all layers",
+    "layer part": "width of the per-layer embedding of a layer",
 }
 """Kind of a symbol -> its name in messages."""
 
@@ -204,6 +207,7 @@ _FEED_FORWARD: dict[str, tuple[str, ...]] = {
     "router.weight": ("experts", "input"),
     "router.bias": ("experts",),
     "router.correction_bias": ("experts",),
+    "router.expert_scale": ("experts",),
     "shared_gate.weight": ("1", "input"),
     "shared_gate.bias": ("1",),
 }
@@ -216,6 +220,8 @@ _ENDS: dict[str, tuple[str, ...]] = {
     "out_head.bias": ("vocab",),
     "logits_bias": ("1", "vocab"),
     "out_bias": ("vocab",),
+    "layer_emb.weight": ("layer vocab", "layer parts"),
+    "layer_linear.weight": ("layer parts", "width"),
     "head_linear.weight": ("width", "width"),
     "head_linear.bias": ("width",),
     "conv1.weight": ("width", "", ""),
@@ -228,14 +234,18 @@ _ENDS: dict[str, tuple[str, ...]] = {
 _ALL_ATTENTION = sorted({leaf for table in _KINDS.values() for leaf in table} - {"norm.scale"})
 _ATTENTION = re.compile(rf"(?P<stem>(?:.+\.)?)(?P<leaf>{'|'.join(map(re.escape, _ALL_ATTENTION))})")
 _FEED = re.compile(
-    r"(?P<stem>(?:.+\.)?ff\.)(?P<part>experts\.[0-9]+\.|shared\.|)"
+    r"(?P<stem>(?:.+\.)?(?:ff|dense)\.)(?P<part>experts\.[0-9]+\.|shared\.|)"
     rf"(?P<leaf>{'|'.join(map(re.escape, _FEED_FORWARD))})"
 )
 _END = re.compile(rf"(?P<stem>(?:.+\.)?)(?P<leaf>{'|'.join(map(re.escape, _ENDS))})")
+_LAYER_INPUT = re.compile(
+    r"(?P<root>(?:.+\.)?)trf_blocks\.(?P<number>[0-9]+)\.(?P<leaf>layer_gate\.weight|layer_proj\.weight|scalar)"
+)
+"""Parameters that are a block's own; a model whose blocks have the last one has layers of several sizes (Gemma 4)."""
 _NORM = re.compile(r"(?P<stem>(?:.+\.)?)(?P<leaf>scale|shift)")
 _BLOCK = re.compile(
     r"(?P<root>(?:.+?\.)??)(?:trf_blocks|layers)\.(?P<number>[0-9]+)\."
-    r"(?P<part>att|cross_att|linear_att|ff|norm[123]|post_norm[12])\."
+    r"(?P<part>att|cross_att|linear_att|ff|dense|norm[123]|post_norm[12]|(?:dense|experts|input)_norm)\."
 )
 _OUTER_NORM = re.compile(r"(?P<root>(?:.+\.)?)(?:emb|final)_norm\.")
 
@@ -267,6 +277,7 @@ class _Symbols:
         self.shapes, self.is_whole = shapes, is_whole
         self.attentions: dict[str, dict[str, str]] = collections.defaultdict(dict)
         self.feeds: dict[str, set[str]] = collections.defaultdict(set)
+        self.varied: set[str] = set()
         roots = set()
         for name in shapes:
             attention, feed = _ATTENTION.fullmatch(name), _FEED.fullmatch(name)
@@ -276,6 +287,8 @@ class _Symbols:
                 self.feeds[feed["stem"] + feed["part"]].add(feed["leaf"])
             elif name.endswith("tok_emb.weight"):
                 roots.add(name.removesuffix("tok_emb.weight"))
+            elif name.endswith(".scalar") and (own := _LAYER_INPUT.fullmatch(name)) is not None:
+                self.varied.add(own["root"])
         self.roots = roots | {root + side for root in roots for side in ("encoder.", "decoder.")}
         self.pairs = {
             root.removesuffix("decoder.")
@@ -289,7 +302,13 @@ class _Symbols:
             yield name, self._axes(name)
 
     def _axes(self, name: str) -> Axes | None:
-        for pattern, read in ((_ATTENTION, self._attention), (_FEED, self._feed), (_END, self._end)):
+        patterns = (
+            (_ATTENTION, self._attention),
+            (_FEED, self._feed),
+            (_END, self._end),
+            (_LAYER_INPUT, self._layer_input),
+        )
+        for pattern, read in patterns:
             hit = pattern.fullmatch(name)
             if hit is not None:
                 return read(hit)
@@ -326,7 +345,7 @@ class _Symbols:
     def _scope(self, stem: str, part: str = "") -> str:
         """Return the scope of sizes within a module: itself, or all modules of that name where layers are alike."""
         block = _BLOCK.match(stem)
-        if block is None or not self.is_whole:
+        if block is None or not self.is_whole or block["root"] in self.varied:
             return stem
         return f"{block['root']}trf_blocks.*.{block['part']}.{part}"
 
@@ -417,6 +436,13 @@ class _Symbols:
             else:
                 axes.append(Symbol(self._table_of(root) if symbol == "vocab" else root, symbol))
         return tuple(axes)
+
+    def _layer_input(self, hit: re.Match[str]) -> Axes | None:
+        root = hit["root"]
+        if not self._is_unified(root):
+            return None
+        width, part = Symbol(root, "width"), Symbol(root, "layer part")
+        return {"layer_gate.weight": (part, width), "layer_proj.weight": (width, part), "scalar": (1,)}[hit["leaf"]]
 
     def _table_of(self, root: str) -> str:
         """Return the path with a table's vocabulary: an encoder without shared embeddings may have a separate one."""

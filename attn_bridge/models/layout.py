@@ -114,6 +114,7 @@ class Layout:
         model_types: the ``model_type`` of a config.json that it is for; empty for any.
         nnx: whether its names are those of NNX's state, which may all end with ``.value``.
         parts: parts of checkpoints outside the model that it describes, which a conversion leaves out.
+        unread: from a config.json to further parts, which the model of that config does not read.
         form: how its library stores a matrix, if another library stores it differently under the same name; else "".
         doubt: returns why a checkpoint of these names and shapes may be of another library, whose tensors mean other
             things; "" if it is surely of this layout. None: no other library has the same names.
@@ -135,13 +136,14 @@ class Layout:
         model_types: tuple[str, ...] = (),
         nnx: bool = False,
         parts: tuple[OmittedPart, ...] = (),
+        unread: Callable[[Mapping[str, Any]], tuple[OmittedPart, ...]] | None = None,
         form: str = "",
         doubt: Callable[[Mapping[str, Shape | None]], str] | None = None,
     ):
         self.name, self.title, self.rows = name, title, tuple(rows)
         self.prefixes, self.settings, self.defaults = prefixes, dict(settings or {}), dict(defaults or {})
         self.whole, self.ours, self.marks, self.model_types, self.nnx = whole, ours, marks, model_types, nnx
-        self.form, self.parts, self.doubt = form, parts, doubt
+        self.form, self.parts, self.unread, self.doubt = form, parts, unread, doubt
         if nnx:
             self.settings["value"] = ()
         self._refused = [(Row(template, reason=reason), reason) for template, reason in (refused or {}).items()]
@@ -230,9 +232,15 @@ class Layout:
         _, matches = self.match(names)
         return [name for name, (row, _) in matches.items() if row.ours]
 
-    def apart(self, names: Iterable[str]) -> dict[str, OmittedPart]:
-        """Return name -> the part of a checkpoint that it belongs to, for names of parts that are left out."""
-        return apart(self.parts, list(names), self.prefixes) if self.parts else {}
+    def apart(self, names: Iterable[str], config: Mapping[str, Any] | None = None) -> dict[str, OmittedPart]:
+        """Return name -> the part of a checkpoint that it belongs to, for names of parts that are left out.
+
+        Args:
+            names: of the checkpoint's tensors.
+            config: the model's config.json, for parts that it makes superfluous.
+        """
+        parts = self.parts if self.unread is None or not config else (*self.parts, *self.unread(config))
+        return apart(parts, list(names), self.prefixes) if parts else {}
 
     def why_refused(self, names: Iterable[str]) -> str:
         """Return why a checkpoint with these names can't be converted, with the offending name; "" if it can."""
@@ -475,7 +483,8 @@ class Layout:
         some = {id(row) for row, values in matches if "i" in values}
         for row in self.rows:
             default = first.setdefault(row.choice, {*row.alternatives})
-            if row.reason or (row.optional and id(row) not in some):  # optional tensors are in all blocks, or in none
+            # Optional tensors are in all blocks, or in none.
+            if row.reason or row.sparse or (row.optional and id(row) not in some):
                 continue
             row_placeholders = placeholders(row.theirs)
             blocks, experts = stems_of(row)

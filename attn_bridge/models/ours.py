@@ -25,6 +25,7 @@ LINEAR = [
     f"{{path}}{name}.{leaf}"
     for name in (
         *("ff.layers.0", "ff.layers.2", "ff.fc1", "ff.fc2", "ff.fc3", "out_head", "head_linear"),
+        *("layer_linear", "layer_gate", "layer_proj", "dense.fc1", "dense.fc2", "dense.fc3"),
         *(f"ff.{one}.fc{number}" for one in ("experts.{j}", "shared") for number in (1, 2, 3)),
         *("ff.router", "ff.shared_gate"),
     )
@@ -35,7 +36,7 @@ CONVOLUTIONS = [
     *(f"{{path}}encoder.conv{number}.{leaf}" for number in (1, 2) for leaf in ("weight", "bias")),
 ]
 """Names of the convolutions of a gated delta net, and of those in front of Whisper's encoder."""
-EMBEDDINGS = ["{path}tok_emb.weight", "{path}pos_emb.weight", "{path}type_emb.weight"]
+EMBEDDINGS = ["{path}tok_emb.weight", "{path}pos_emb.weight", "{path}type_emb.weight", "{path}layer_emb.weight"]
 NORMS = ["{path}scale", "{path}shift"]
 
 MODERN = [
@@ -59,6 +60,7 @@ NUMBERS = [f"{{path}}ff.layers.1.{name}" for name in XIELU]
 """Numbers of an activation."""
 
 BARE_VECTORS = ["{path}ff.router.correction_bias", "{path}logits_bias", "{path}out_bias"]
+BARE_VECTORS += ["{path}ff.router.expert_scale", "{path}scalar"]
 
 NAMES = [*ATTENTION, *OUT, *BARE, *LINEAR, *CONVOLUTIONS, *EMBEDDINGS, *NORMS, *MODERN, *NUMBERS, *BARE_VECTORS]
 """Every name of ours, below any prefix."""
@@ -70,6 +72,9 @@ TOGETHER = (
     ("q_norm.shift", "k_norm.shift"),
     ("ff.layers.0.bias", "ff.layers.2.bias"),
     tuple(f"ff.layers.1.{name}" for name in XIELU),
+    ("layer_emb.weight", "layer_linear.weight", "layer_norm.scale"),
+    ("layer_gate.weight", "layer_proj.weight", "input_norm.scale"),
+    ("dense.fc1.weight", "dense_norm.scale", "experts_norm.scale"),
     (
         *(f"W_index_{name}.weight" for name in ("query", "key", "weights")),
         *("key_norm.scale", "key_norm.shift"),
@@ -109,6 +114,8 @@ def lacking(names: Iterable[str]) -> list[str]:
     for endings in TOGETHER:
         stems = {name.removesuffix(ending) for name in names for ending in endings if name.endswith(ending)}
         missing += [stem + ending for stem in stems for ending in endings if stem + ending not in names]
+    exempt = _exempt(names)
+    missing = [name for name in missing if name not in exempt]
     # Mamba's values may have a bias; its queries are projected from the values, and have none.
     missing = [name for name in missing if name.replace(QUERY_BIAS, "W_step_up.weight") not in names]
     stems = {name.removesuffix(KEY_BIAS) for name in names if name.endswith(KEY_BIAS)}
@@ -123,6 +130,33 @@ def lacking(names: Iterable[str]) -> list[str]:
     missing = list(dict.fromkeys(missing))
     return missing + [f"{stem}.{i}" for stem, found in numbers.items() for i in gaps(found, max(found))]
 
+
+def _exempt(names: Collection[str]) -> set[str]:
+    """Return names that attention of Gemma 3n and 4 may lack, whose blocks have a factor or alternating updates.
+
+    Keys may be values. Layers at the end of a model, and only they, may read the keys and values of earlier ones.
+    """
+    keyless: dict[str, list[int]] = collections.defaultdict(list)
+    exempt = set()
+    for name in names:
+        hit = _MARKED.fullmatch(name)
+        if hit is None:
+            continue
+        stem = f"{hit['root']}{hit['number']}.att."
+        exempt |= {f"{stem}W_value.{leaf}" for leaf in ("weight", "bias") if f"{stem}W_key.{leaf}" in names}
+        keyless[hit["root"]].append(int(hit["number"]))
+    for root, numbers in keyless.items():
+        for number in sorted(numbers, reverse=True):
+            stem = f"{root}{number}.att."
+            leaves = [f"{stem}{part}.{leaf}" for part in ("W_key", "W_value") for leaf in ("weight", "bias")]
+            if any(name in names for name in leaves):
+                break
+            exempt.update(leaves, (f"{stem}k_norm.scale",))
+    return exempt
+
+
+_MARKED = re.compile(r"(?P<root>(?:.+\.)?trf_blocks\.)(?P<number>[0-9]+)\.scalar")
+"""Parameters of the blocks of Gemma 4."""
 
 _STACKED = re.compile(r"(?:^|(?<=\.))(?:(?:trf_blocks|heads|experts)\.(?=[0-9]+\.)|layers\.(?=[0-9]+\.att\.))")
 """Modules with numbered blocks of ours; other numbers are the user's own, and may have gaps."""

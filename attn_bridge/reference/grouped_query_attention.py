@@ -21,31 +21,20 @@ def reference(
     attention_mask: np.ndarray | None = None,
     *,
     positions: np.ndarray | None = None,
+    shared: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the output ``([b,] t, d_out)`` and the attention weights ``([b,] h, t, t)``.
 
     Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)``, ``(b, t)`` or, of a `Rotary` with axes, ``(rows, b, t)``, from
-    0 without padding on the left by default.
+    0 without padding on the left by default; `shared` has `keys_and_values` of an earlier layer.
     """
     tokens = x.shape[-2]
     positions = number(x, attention_mask) if positions is None else np.asarray(positions)
-    biases = {"W_query": config.qkv_bias, "W_key": bool(config.key_bias), "W_value": config.qkv_bias}
-    query, key, value = (linear(x, parameters, name, bias=bias) for name, bias in biases.items())
-    if config.clip is not None:
-        query, key, value = (np.clip(heads, -config.clip, config.clip) for heads in (query, key, value))
-    norm = config.qk_norm
-    if norm is not None and norm.scope == "full":
-        query, key = _norms(config, parameters, query, key)
-    query = split_heads(query, config.num_heads)
-    key, value = split_heads(key, config.num_kv_heads), split_heads(value, config.num_kv_heads)
-    if norm is not None and norm.scope == "head" and not norm.rotated:
-        query, key = _norms(config, parameters, query, key)
-    if isinstance(config.position, Rotary):
-        query, key = (rotate(heads, config.position, positions) for heads in (query, key))
-    if norm is not None and norm.rotated:
-        query, key = _norms(config, parameters, query, key)
+    query = _projected(config, parameters, x, "W_query", config.qkv_bias)
+    query = _turned(config, parameters, query, config.num_heads, "q_norm", positions)
     if config.temperature is not None:
         query = query * _factors(config.temperature, positions)[..., None, :, None]
+    key, value = keys_and_values(config, parameters, x, positions) if shared is None else shared
     # Query head h reads key/value head h // (heads per group).
     shared = [head // (config.num_heads // config.num_kv_heads) for head in range(config.num_heads)]
     context, weights = attend(
@@ -65,10 +54,43 @@ def reference(
     return linear(context, parameters, "out_proj", bias=config.out_bias), weights
 
 
-def _norms(
-    config: GroupedQueryAttentionConfig, parameters: Mapping[str, np.ndarray], query: np.ndarray, key: np.ndarray
+def keys_and_values(
+    config: GroupedQueryAttentionConfig, parameters: Mapping[str, np.ndarray], x: np.ndarray, positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    return _norm(config, parameters, query, "q_norm"), _norm(config, parameters, key, "k_norm")
+    """Return keys and values by head, ``([b,] h, t, c)`` each, which later layers may read as well."""
+    key = _projected(config, parameters, x, "W_key", bool(config.key_bias))
+    value = key if config.key_is_value else _projected(config, parameters, x, "W_value", config.qkv_bias)
+    value = split_heads(value, config.num_kv_heads)
+    if config.value_norm is not None:
+        value = rms_norm(value, np.ones(config.head_dim), eps=config.value_norm)
+    return _turned(config, parameters, key, config.num_kv_heads, "k_norm", positions), value
+
+
+def _projected(
+    config: GroupedQueryAttentionConfig, parameters: Mapping[str, np.ndarray], x: np.ndarray, name: str, bias: bool
+) -> np.ndarray:
+    heads = linear(x, parameters, name, bias=bias)
+    return heads if config.clip is None else np.clip(heads, -config.clip, config.clip)
+
+
+def _turned(
+    config: GroupedQueryAttentionConfig,
+    parameters: Mapping[str, np.ndarray],
+    heads: np.ndarray,
+    count: int | None,
+    name: Literal["q_norm", "k_norm"],
+    positions: np.ndarray,
+) -> np.ndarray:
+    """Return queries or keys by head, normed and rotated."""
+    norm = config.qk_norm
+    if norm is not None and norm.scope == "full":
+        heads = _norm(config, parameters, heads, name)
+    heads = split_heads(heads, count)
+    if norm is not None and norm.scope == "head" and not norm.rotated:
+        heads = _norm(config, parameters, heads, name)
+    if isinstance(config.position, Rotary):
+        heads = rotate(heads, config.position, positions)
+    return _norm(config, parameters, heads, name) if norm is not None and norm.rotated else heads
 
 
 def _norm(

@@ -47,6 +47,7 @@ from .gpt_model import GPTModelConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
 from .hyper_connection import HyperConnectionConfig
 from .kimi_delta_attention import KimiDeltaAttentionConfig
+from .layer_embeddings import LayerEmbeddingsConfig, LayerInputConfig
 from .layer_norm import LayerNormConfig
 from .lightning_attention import LightningAttentionConfig
 from .lightning_indexer import Indexer
@@ -63,6 +64,7 @@ from .position import (
     Llama3Scaling,
     LongRoPEScaling,
     NTKScaling,
+    ProportionalScaling,
     RelativeBias,
     Rotary,
     Scaling,
@@ -98,6 +100,8 @@ __all__ = [
     "HyperConnectionConfig",
     "Indexer",
     "KimiDeltaAttentionConfig",
+    "LayerEmbeddingsConfig",
+    "LayerInputConfig",
     "LayerNormConfig",
     "LightningAttentionConfig",
     "LinearAttentionConfig",
@@ -112,6 +116,7 @@ __all__ = [
     "MultiHeadLatentAttentionConfig",
     "NTKScaling",
     "Parameter",
+    "ProportionalScaling",
     "QKNorm",
     "RMSNormConfig",
     "RelativeBias",

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
+from ..validation import check_integer
 from .base import LATER, Config, Parameter, linear, vector
 from .differential_attention import DifferentialAttentionConfig
 from .feed_forward import Activation, FeedForwardConfig
@@ -13,6 +14,7 @@ from .gated_convolution import GatedConvolutionConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig
 from .kimi_delta_attention import KimiDeltaAttentionConfig
+from .layer_embeddings import LayerEmbeddingsConfig, LayerInputConfig
 from .layer_norm import LayerNormConfig
 from .lightning_attention import LightningAttentionConfig
 from .linear_attention import LinearAttentionConfig
@@ -74,6 +76,12 @@ class DecoderBlockConfig(Config):
         recurrent: config of a recurrent layer next to attention: both read the same norm, and their outputs are added
             (Falcon-H1); None omits it.
         mixer_scales: factors of the output of attention, and of that recurrent layer.
+        dense: config of feed-forward layers next to experts, which then read the sum itself instead of its norm; the
+            outputs of both are normed and added (Gemma 4). None omits them; for ``sandwich`` alone.
+        keys_of: number of the earlier block whose keys and values the attention reads (Gemma 3n and 4); None for
+            attention with keys of its own.
+        layer_input: config of a last sum, with the block's part of the per-layer embeddings; None omits it.
+        scaled: whether the block's output is multiplied by a learned number (Gemma 4).
     """
 
     attention: Attention | None
@@ -85,6 +93,10 @@ class DecoderBlockConfig(Config):
     stream_scales: tuple[float, float] = dataclasses.field(default=(1.0, 1.0), metadata={LATER: True})
     recurrent: Recurrent | None = dataclasses.field(default=None, metadata={LATER: True})
     mixer_scales: tuple[float, float] = dataclasses.field(default=(1.0, 1.0), metadata={LATER: True})
+    dense: FeedForwardConfig | None = dataclasses.field(default=None, metadata={LATER: True})
+    keys_of: int | None = dataclasses.field(default=None, metadata={LATER: True})
+    layer_input: LayerInputConfig | None = dataclasses.field(default=None, metadata={LATER: True})
+    scaled: bool = dataclasses.field(default=False, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         if self.attention is not None:
@@ -110,6 +122,7 @@ class DecoderBlockConfig(Config):
                 raise ValueError("recurrent must be None unless attention is given and not a recurrent layer itself")
         elif self.mixer_scales != (1.0, 1.0):
             raise ValueError(f"mixer_scales ({self.mixer_scales}) must be (1.0, 1.0) without recurrent")
+        self._check_additions()
         first = "emb_dim of norm" if self.attention is None else "d_in of attention"
         width = self.norm.emb_dim if self.attention is None else self.attention.d_in
         wrong = {
@@ -117,11 +130,31 @@ class DecoderBlockConfig(Config):
             "d_in of recurrent": getattr(self.recurrent, "d_in", width),
             "d_out of recurrent": getattr(self.recurrent, "d_out", width),
             "d_in of feed_forward": getattr(self.feed_forward, "d_in", width),
+            "d_in of dense": getattr(self.dense, "d_in", width),
             "emb_dim of norm": self.norm.emb_dim,
         }
         for name, value in wrong.items():
             if value != width:
                 raise ValueError(f"{name} ({value}) must be {first} ({width})")
+
+    def _check_additions(self) -> None:
+        """Check the parts that Gemma 3n and 4 add to a block."""
+        if self.dense is not None:
+            self._require_kind("dense", FeedForwardConfig)
+            if self.norms != "sandwich" or not isinstance(self.feed_forward, MixtureOfExpertsConfig):
+                raise ValueError("dense must be None unless feed_forward are experts and norms is sandwich")
+        is_shared = getattr(self.attention, "shared", False)
+        if self.keys_of is not None:
+            check_integer("keys_of", self.keys_of)
+            if self.keys_of < 0:
+                raise ValueError(f"keys_of ({self.keys_of}) must be at least 0")
+        if is_shared != (self.keys_of is not None):
+            raise ValueError(f"keys_of ({self.keys_of}) must name a block where attention is shared, and only there")
+        if is_shared and self.recurrent is not None:
+            raise ValueError("recurrent must be None where attention is shared")
+        if self.layer_input is not None:
+            self._require_kind("layer_input", LayerInputConfig)
+        self._require_bools("scaled")
 
     @property
     def emb_dim(self) -> int:
@@ -137,7 +170,9 @@ class DecoderBlockConfig(Config):
     def norm_names(self) -> tuple[str, ...]:
         """Names of the block's norms, in order of execution."""
         names = _NORMS[self.norms]
-        return names if self.feed_forward is not None and self.attention is not None else names[:1]
+        names = names if self.feed_forward is not None and self.attention is not None else names[:1]
+        of_both = () if self.dense is None else ("dense_norm", "experts_norm")
+        return (*names, *of_both, *(() if self.layer_input is None else ("input_norm",)))
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -146,14 +181,23 @@ class DecoderBlockConfig(Config):
             *(below(self.attention_name, self.attention.parameters) if self.attention is not None else ()),
             *(below("linear_att", self.recurrent.parameters) if self.recurrent is not None else ()),
             *(below("ff", self.feed_forward.parameters) if self.feed_forward is not None else ()),
+            *(below("dense", self.dense.parameters) if self.dense is not None else ()),
+            *self._own_parameters,
             *(row for name in self.norm_names for row in below(name, self.norm.parameters)),
         )
 
     @property
     def count(self) -> int:
         """How many numbers the parameters hold."""
-        parts = [part for part in (self.attention, self.recurrent, self.feed_forward) if part is not None]
-        return sum(part.count for part in parts) + len(self.norm_names) * self.norm.count
+        parts = [self.attention, self.recurrent, self.feed_forward, self.dense]
+        own = sum(math.prod(row.shape) for row in self._own_parameters)
+        return sum(part.count for part in parts if part is not None) + own + len(self.norm_names) * self.norm.count
+
+    @property
+    def _own_parameters(self) -> tuple[Parameter, ...]:
+        """Those that are of no part: gate and projection of the layer's input, and the factor of the output."""
+        layer_input = () if self.layer_input is None else self.layer_input.parameters_of(self.emb_dim)
+        return (*layer_input, *((vector("scalar", 1, "numbers"),) if self.scaled else ()))
 
 
 @accepts_use_cache
@@ -180,6 +224,8 @@ class DecoderConfig(ModelConfig):
         logit_scale: factor of the logits (Granite).
         logit_softcap: logits become ``logit_softcap * tanh(logits / logit_softcap)`` (Gemma 2).
         dropout: rate at which embeddings are dropped in training.
+        layer_embeddings: config of a second table with a row of every token for each block, and of what comes with it;
+            None omits them.
     """
 
     vocab_size: int
@@ -199,6 +245,7 @@ class DecoderConfig(ModelConfig):
     head_norm: Norm | None = dataclasses.field(default=None, metadata={LATER: True})
     head_bias: bool = dataclasses.field(default=False, metadata={LATER: True})
     norm_tokens: bool = dataclasses.field(default=False, metadata={LATER: True})
+    layer_embeddings: LayerEmbeddingsConfig | None = dataclasses.field(default=None, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("vocab_size", "emb_dim", *(["num_positions"] if self.num_positions else []))
@@ -235,6 +282,47 @@ class DecoderConfig(ModelConfig):
                 self._require_kind(name, Norm)
                 if norm.emb_dim != self.emb_dim:
                     raise ValueError(f"emb_dim of {name} ({norm.emb_dim}) must be emb_dim ({self.emb_dim})")
+        self._check_lenders()
+        self._check_layer_embeddings()
+
+    def _check_lenders(self) -> None:
+        """Check that blocks without keys read those of an earlier block with the same heads, mask and positions."""
+        for number, block in enumerate(self.blocks):
+            if block.keys_of is None:
+                continue
+            name = f"keys_of of blocks[{number}] ({block.keys_of})"
+            if block.keys_of >= number:
+                raise ValueError(f"{name} must be the number of an earlier block")
+            lender, own = self.blocks[block.keys_of].attention, block.attention
+            is_alone = self.blocks[block.keys_of].recurrent is None
+            if not isinstance(lender, GroupedQueryAttentionConfig) or lender.shared or not is_alone:
+                raise ValueError(f"{name} must be a block of grouped-query attention alone, with keys of its own")
+            for field in ("num_kv_heads", "head_dim", "mask", "position"):
+                theirs, ours = getattr(lender, field), getattr(own, field)
+                if theirs != ours:
+                    raise ValueError(f"{name} must be a block of the same {field}: {theirs} is not {ours}")
+
+    def _check_layer_embeddings(self) -> None:
+        """Check that all blocks take a part of the per-layer embeddings, or none."""
+        parts = {None if block.layer_input is None else block.layer_input.dim for block in self.blocks}
+        given = self.layer_embeddings
+        if given is not None:
+            self._require_kind("layer_embeddings", LayerEmbeddingsConfig)
+            if given.d_in != self.emb_dim:
+                raise ValueError(f"d_in of layer_embeddings ({given.d_in}) must be emb_dim ({self.emb_dim})")
+            if given.layers != len(self.blocks):
+                raise ValueError(
+                    f"layers of layer_embeddings ({given.layers}) must be that of blocks ({len(self.blocks)})"
+                )
+        wanted = None if given is None else given.dim
+        wrong = next((dim for dim in parts if dim != wanted), wanted)
+        if wrong != wanted:
+            raise ValueError(f"dim of layer_input ({wrong}) must be that of layer_embeddings ({wanted}) in every block")
+
+    @property
+    def lenders(self) -> frozenset[int]:
+        """Numbers of the blocks whose keys and values later blocks read."""
+        return frozenset(block.keys_of for block in self.blocks if block.keys_of is not None)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -268,6 +356,7 @@ class DecoderConfig(ModelConfig):
                 else ()
             ),
             *((table("type_emb", self.num_token_types, self.emb_dim, "types"),) if self.num_token_types else ()),
+            *(self.layer_embeddings.parameters if self.layer_embeddings is not None else ()),
             *(below("emb_norm", self.embedding_norm.parameters) if self.embedding_norm is not None else ()),
         )
 

@@ -16,7 +16,17 @@ from ..validation import check_number
 from .base import DERIVED, LATER, Axis, Config, Example, Parameter, Variant, linear, matrix, vector
 from .layer_norm import LayerNormConfig
 from .model import below
-from .position import MAX_DISTANCE, Alibi, LinearScaling, Llama3Scaling, NTKScaling, RelativeBias, Rotary, YaRNScaling
+from .position import (
+    MAX_DISTANCE,
+    Alibi,
+    LinearScaling,
+    Llama3Scaling,
+    NTKScaling,
+    ProportionalScaling,
+    RelativeBias,
+    Rotary,
+    YaRNScaling,
+)
 from .rms_norm import RMSNormConfig
 
 
@@ -109,6 +119,12 @@ class GroupedQueryAttentionConfig(Config):
         clip: queries, keys and values are clipped to ``[-clip, clip]`` as they come from their projections (OLMo, MPT).
         key_bias: whether key has a bias; `qkv_bias` by default (Whisper has all but this one).
         temperature: a factor of the queries that grows with their position, behind norms and rotation.
+        value_norm: constant added to the mean square in a root mean square norm of each head's values, which has no
+            scale (Gemma 3n and 4); None omits the norm.
+        key_is_value: whether values are the projected keys as they are before norm and rotation, so that they have no
+            projection (Gemma 4).
+        shared: whether keys and values come with each call, from an earlier layer, so that the layer has no projections
+            of them (Gemma 3n and 4).
     """
 
     d_in: int
@@ -129,6 +145,9 @@ class GroupedQueryAttentionConfig(Config):
     clip: float | None = None
     key_bias: bool = DERIVED
     temperature: Temperature | None = dataclasses.field(default=None, metadata={LATER: True})
+    value_norm: float | None = dataclasses.field(default=None, metadata={LATER: True})
+    key_is_value: bool = dataclasses.field(default=False, metadata={LATER: True})
+    shared: bool = dataclasses.field(default=False, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "num_heads")
@@ -140,7 +159,7 @@ class GroupedQueryAttentionConfig(Config):
         self._require_positive_ints("num_kv_heads", "head_dim", "d_out")
         self._require_multiple("num_heads", "num_kv_heads")
         self._resolve("key_bias", self.qkv_bias)
-        self._require_bools("qkv_bias", "key_bias", "out_bias", "sinks", "gate")
+        self._require_bools("qkv_bias", "key_bias", "out_bias", "sinks", "gate", "key_is_value", "shared")
         self._require_rates("dropout")
         positions = (Rotary, Alibi, RelativeBias)
         pieces = (("position", positions), ("qk_norm", (QKNorm,)), ("temperature", (Temperature,)), ("mask", (Mask,)))
@@ -152,9 +171,14 @@ class GroupedQueryAttentionConfig(Config):
         if isinstance(self.position, Rotary):
             self.position.width(self.head_dim)
         self._resolve("scale", self.head_dim**-0.5)
-        for name in ("scale", "softcap", "clip"):
+        for name in ("scale", "softcap", "clip", "value_norm"):
             if getattr(self, name) is not None:
                 self._require_positive_number(name)
+        for name in ("value_norm", "key_is_value"):
+            if self.shared and getattr(self, name):
+                raise ValueError(f"{name} ({getattr(self, name)}) must be left out of attention with shared keys")
+        if self.key_is_value and self.key_bias != self.qkv_bias:
+            raise ValueError(f"key_bias ({self.key_bias}) must be qkv_bias ({self.qkv_bias}) where keys are values")
 
     @property
     def _widths(self) -> tuple[int, int]:
@@ -191,18 +215,27 @@ class GroupedQueryAttentionConfig(Config):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Three projections, gate, output projection, two norms, sinks and relative-bias table, as configured."""
+        """Projections, gate, output projection, two norms, sinks and relative-bias table, as configured."""
         query_width, key_width = self._widths
         heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", self.num_kv_heads)
-        names: tuple[Literal["q_norm", "k_norm"], ...] = () if self.qk_norm is None else ("q_norm", "k_norm")
+        names: tuple[Literal["q_norm", "k_norm"], ...] = ("q_norm",) if self.shared else ("q_norm", "k_norm")
+        names = () if self.qk_norm is None else names
         norm_class = LayerNormConfig if self.has_layer_norms else RMSNormConfig
         norms = {name: norm_class(**self.norm_arguments(name)) for name in names}
         of_head = self.qk_norm is not None and self.qk_norm.scope == "head"
         kinds = {"q_norm": "head_dim" if of_head else heads, "k_norm": "head_dim" if of_head else kv_heads}
         return (
             *linear("W_query", self.d_in, query_width, bias=self.qkv_bias, axes=(heads, "embed")),
-            *linear("W_key", self.d_in, key_width, bias=self.key_bias, axes=(kv_heads, "embed")),
-            *linear("W_value", self.d_in, key_width, bias=self.qkv_bias, axes=(kv_heads, "embed")),
+            *(
+                linear("W_key", self.d_in, key_width, bias=self.key_bias, axes=(kv_heads, "embed"))
+                if not self.shared
+                else ()
+            ),
+            *(
+                linear("W_value", self.d_in, key_width, bias=self.qkv_bias, axes=(kv_heads, "embed"))
+                if not (self.shared or self.key_is_value)
+                else ()
+            ),
             *(linear("W_gate", self.d_in, query_width, bias=self.qkv_bias, axes=(heads, "embed")) if self.gate else ()),
             *linear("out_proj", query_width, self.d_out, bias=self.out_bias, axes=("embed", heads)),
             *(
@@ -332,6 +365,28 @@ EXAMPLES = (
         GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), temperature=Temperature(0.7, 2)),
         mask="padding",
         dtypes=("float64", "float32", "bfloat16"),
+    ),
+    Example(
+        "gemma3n",
+        GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), qk_norm=QKNorm(), scale=1.0, value_norm=1e-3),
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16"),
+    ),
+    Example(
+        "gemma4",
+        GroupedQueryAttentionConfig(
+            10,
+            4,
+            2,
+            8,
+            position=Rotary(500.0, scaling=ProportionalScaling(0.5)),
+            qk_norm=QKNorm(eps=1e-3),
+            scale=1.0,
+            value_norm=1e-6,
+            key_is_value=True,
+        ),
+        mask="padding",
+        return_weights=True,
     ),
     Example("prefix", GroupedQueryAttentionConfig(*_SIZES, mask=prefix(3)), mask="padding"),
     Example("one-token", GroupedQueryAttentionConfig(*_SIZES, position=Rotary()), tokens=1, return_weights=True),

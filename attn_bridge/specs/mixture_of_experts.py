@@ -11,6 +11,7 @@ from ..validation import check_number
 from .base import LATER, Config, Parameter, linear, vector
 from .feed_forward import FeedForwardConfig
 from .model import below
+from .rms_norm import RMSNormConfig
 
 Scores = Literal["softmax", "sigmoid", "sparse_mixer"]
 GroupScore = Literal["max", "top2"]
@@ -60,6 +61,9 @@ class Router(Config):
         groups: the groups of experts that a token may choose from; None is all experts.
         sum_eps: constant added to that sum (LFM2).
         tolerance: with ``sparse_mixer``, half the relative distance from the largest logit within which logits count.
+        norm: config of a norm of the router's input (Gemma 4), or None.
+        input_scale: factor of that input behind the norm.
+        expert_scales: whether the weights of each expert are multiplied by a learned number at the end.
     """
 
     scores: Scores = "softmax"
@@ -71,14 +75,17 @@ class Router(Config):
     groups: ExpertGroups | None = None
     tolerance: float = 0.01
     sum_eps: float = dataclasses.field(default=0.0, metadata={LATER: True})
+    norm: RMSNormConfig | None = dataclasses.field(default=None, metadata={LATER: True})
+    input_scale: float = dataclasses.field(default=1.0, metadata={LATER: True})
+    expert_scales: bool = dataclasses.field(default=False, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_choice("scores", get_args(Scores))
-        self._require_bools("normalise", "bias", "correction")
+        self._require_bools("normalise", "bias", "correction", "expert_scales")
         self._require_choice("corrects", get_args(Corrects))
         if self.corrects != "scores" and not self.correction:
             raise ValueError(f"corrects ({self.corrects}) needs correction")
-        for name in ("scale", "tolerance"):
+        for name in ("scale", "tolerance", "input_scale"):
             check_number(name, getattr(self, name))
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be positive and finite")
@@ -93,6 +100,8 @@ class Router(Config):
             raise ValueError(f"scores ({self.scores}) need a router without normalise, correction and groups")
         if self.groups is not None:
             self._require_kind("groups", ExpertGroups)
+        if self.norm is not None:
+            self._require_kind("norm", RMSNormConfig)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +115,7 @@ class MixtureOfExpertsConfig(Config):
         router: how they are chosen.
         shared: config of feed-forward layers that every token passes as well, or None.
         shared_gate: whether their output is multiplied by the sigmoid of a projection of the token to one number.
+        norm: config of a norm of the experts' input, which the router does not read (Gemma 4); None omits it.
     """
 
     expert: FeedForwardConfig
@@ -114,6 +124,7 @@ class MixtureOfExpertsConfig(Config):
     router: Router = dataclasses.field(default_factory=Router)
     shared: FeedForwardConfig | None = None
     shared_gate: bool = False
+    norm: RMSNormConfig | None = dataclasses.field(default=None, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_kind("expert", FeedForwardConfig)
@@ -130,6 +141,13 @@ class MixtureOfExpertsConfig(Config):
                 raise ValueError(f"shared ({self.shared}) must be gated and of the width of the experts ({self.d_in})")
         elif self.shared_gate:
             raise ValueError(f"shared_gate ({self.shared_gate}) needs shared")
+        if self.norm is not None:
+            self._require_kind("norm", RMSNormConfig)
+            if self.shared is not None:
+                raise ValueError("shared must be None where the experts' input has a norm")
+        for name, norm in (("norm", self.norm), ("norm of router", self.router.norm)):
+            if norm is not None and norm.emb_dim != self.d_in:
+                raise ValueError(f"emb_dim of {name} ({norm.emb_dim}) must be the width of the experts ({self.d_in})")
         groups = self.router.groups
         if groups is not None:
             if self.num_experts % groups.number:
@@ -159,10 +177,14 @@ class MixtureOfExpertsConfig(Config):
 
     @property
     def _router_parameters(self) -> tuple[Parameter, ...]:
-        correction = vector("correction_bias", self.num_experts, "experts")
+        router = self.router
+        correction, scales = (vector(name, self.num_experts, "experts") for name in ("correction_bias", "expert_scale"))
         return (
-            *linear("router", self.d_in, self.num_experts, bias=self.router.bias, axes=("experts", "embed")),
-            *(below("router", [correction]) if self.router.correction else ()),
+            *linear("router", self.d_in, self.num_experts, bias=router.bias, axes=("experts", "embed")),
+            *(below("router", [correction]) if router.correction else ()),
+            *(below("router", [scales]) if router.expert_scales else ()),
+            *(below("router_norm", router.norm.parameters) if router.norm is not None else ()),
+            *(below("norm", self.norm.parameters) if self.norm is not None else ()),
         )
 
     @property

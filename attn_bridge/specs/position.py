@@ -26,6 +26,7 @@ __all__ = [
     "LongRoPEScaling",
     "NTKScaling",
     "Pairing",
+    "ProportionalScaling",
     "RelativeBias",
     "Rotary",
     "Scaling",
@@ -272,6 +273,31 @@ class LongRoPEScaling(Scaling):
         if len(factors) != dim // 2:
             raise ValueError(f"number of factors ({len(factors)}) must be half the channels that turn ({dim // 2})")
         return _plain(base, dim) / np.asarray(factors, np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProportionalScaling(Scaling):
+    """The fastest pairs of channels turn as in a whole head, the rest stays (Gemma 4).
+
+    Unlike `Rotary.dim`, the part does not change which channels are a pair, nor the frequencies of those that turn.
+
+    Attributes:
+        part: share of the pairs that turn; their number is rounded down.
+        factor: divides the frequencies.
+    """
+
+    part: float
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "part", "factor")
+        if self.part > 1:
+            raise ValueError(f"part ({self.part}) must be at most 1")
+
+    def frequencies(self, base: float, dim: int) -> Floats:
+        """Return the frequencies ``(dim // 2,)``; those of pairs that stay are 0."""
+        turns = _indices(dim) < int(self.part * dim // 2)
+        return np.asarray(np.where(turns, _plain(base, dim) / self.factor, 0.0), np.float64)
 
 
 MAX_DIM = 1 << 20

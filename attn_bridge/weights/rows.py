@@ -76,6 +76,7 @@ class Row:
         tied: names of ours with the same numbers as the first.
         optional: whether a model is complete without it in any block.
         last: whether the last block alone has it.
+        sparse: whether some blocks may lack it and others not; what a block must have is then checked by our names.
         branch: ``choice/alternative`` (or ``choice/one|other``), if a block is complete with one alternative of each
             choice. A tensor of ours in several alternatives goes to the one that a setting of its name selects, or else
             to the largest that a block has completely.
@@ -103,6 +104,7 @@ class Row:
     copy_of: str = ""
     shares: tuple[int | str, ...] = ()
     change: Change | None = None
+    sparse: bool = False
     place: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self) -> None:

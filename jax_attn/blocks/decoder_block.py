@@ -16,11 +16,14 @@ from jaxtyping import Bool, Float, Int
 
 from attn_bridge.specs import DecoderBlockConfig, LayerNormConfig, MixtureOfExpertsConfig, RMSNormConfig, variant_of
 
+from .. import functional
+from ..decoding.cache import SharedKeys
 from ..differential_attention import DifferentialAttention
 from ..dropout import Dropout
 from ..gated_convolution import GatedConvolution
 from ..gated_delta_net import GatedDeltaNet
 from ..grouped_query_attention import GroupedQueryAttention
+from ..initial_weights import linear
 from ..kimi_delta_attention import KimiDeltaAttention
 from ..layer_norm import LayerNorm
 from ..layer_options import LayerOptions, takes_layer_options
@@ -35,6 +38,7 @@ from ..rms_norm import RMSNorm
 from ..signatures import typed_as
 from ..signatures.attention import BlockCall, LayerCache
 from ..sparse_indexed_attention import SparseIndexedAttention
+from .activation import Activation
 from .feed_forward import make_feed_forward
 from .mixture_of_experts import MixtureOfExperts
 
@@ -87,6 +91,14 @@ class DecoderBlock(nnx.Module):
             self.ff = MixtureOfExperts(config.feed_forward, **options)
         elif config.feed_forward is not None:
             self.ff = make_feed_forward(config.feed_forward, **options)
+        if config.dense is not None:
+            self.dense = make_feed_forward(config.dense, **options)
+        if config.layer_input is not None:
+            self.layer_gate = linear(config.emb_dim, config.layer_input.dim, bias=False, **options)
+            self.layer_proj = linear(config.layer_input.dim, config.emb_dim, bias=False, **options)
+            self.layer_activation = Activation(config.layer_input.activation)
+        if config.scaled:
+            self.scalar = nnx.Param(jnp.ones(1, param_dtype))
         for name in config.norm_names:
             setattr(self, name, make_norm(config.norm, **options))
         self.drop_shortcut = Dropout(config.dropout, rngs=rngs)
@@ -105,6 +117,9 @@ class DecoderBlock(nnx.Module):
         attention_mask: Bool[Array, "..."] | None = None,
         positions: Int[Array, "... T"] | None = None,
         cache: LayerCache | None = None,
+        layer_input: Float[Array, "B T C"] | None = None,
+        shared: SharedKeys | None = None,
+        return_shared: bool = False,
     ) -> Array | tuple[Array, LayerCache]:
         """Return ``x`` of shape ``(B, T, D)`` plus the outputs of attention and feed-forward layers.
 
@@ -114,35 +129,60 @@ class DecoderBlock(nnx.Module):
             positions: integers ``(T,)`` or ``(B, T)``, or ``(rows, B, T)`` for a `Rotary` with axes; the numbers of the
                 tokens by default.
             cache: of `init_cache`; if given, it is returned behind the output.
+            layer_input: ``(B, T, C)``, the block's part of the per-layer embeddings, where the config has such.
+            shared: keys and values of the block that the config names in `keys_of`.
+            return_shared: also return the keys and values of the attention, in front of the cache.
         """
+        x, shared, cache = self._run(x, attention_mask, positions, cache, shared, return_shared)
+        if self.config.layer_input is not None:
+            gated = self.layer_activation(self.layer_gate(x)) * layer_input
+            x = x + self.input_norm(self.layer_proj(gated))
+        if self.config.scaled:
+            x = x * self.scalar
+        return functional.with_cache(functional.with_cache(x, shared if return_shared else None), cache)
+
+    def _run(
+        self,
+        x: Float[Array, "B T D"],
+        attention_mask: Bool[Array, "..."] | None,
+        positions: Int[Array, "... T"] | None,
+        cache: LayerCache | None,
+        shared: SharedKeys | None,
+        return_shared: bool,
+    ) -> tuple[Array, SharedKeys | None, LayerCache | None]:
+        """Return the sum behind the feed-forward layers, keys and values if asked for, and the cache."""
         norms, scale = self.config.norms, self.config.residual_scale
         normed = self.norm1(x) if "norm1" in self.config.norm_names else x
         if self.config.attention is None:
             x = x + self.drop_shortcut(self.ff(normed)) * scale
-            return x if cache is None else (x, cache)
-        attended, cache = self._mix(normed, attention_mask, positions, cache)
+            return x, shared, cache
+        attended, shared, cache = self._mix(normed, attention_mask, positions, cache, shared, return_shared)
         if norms in ("parallel", "parallel_two"):
             x = x + self.drop_shortcut(attended + self.ff(normed if norms == "parallel" else self.norm2(x))) * scale
-            return x if cache is None else (x, cache)
+            return x, shared, cache
         if norms == "residual":
             x = self.post_norm1(x + self.drop_shortcut(attended) * scale)
             x = self.post_norm2(x + self.drop_shortcut(self.ff(x)) * scale)
-            return x if cache is None else (x, cache)
+            return x, shared, cache
         if norms == "stream":
             first, second = self.config.stream_scales
             x = self.norm2(normed * first + self.drop_shortcut(attended) * scale)
             x = x * second + self.drop_shortcut(self.ff(x)) * scale
-            return x if cache is None else (x, cache)
+            return x, shared, cache
         if "post_norm1" in self.config.norm_names:
             attended = self.post_norm1(attended)
         x = x + self.drop_shortcut(attended) * scale
         if self.config.feed_forward is None:
-            return x if cache is None else (x, cache)
-        added = self.ff(self.norm2(x) if "norm2" in self.config.norm_names else x)
+            return x, shared, cache
+        normed = self.norm2(x) if "norm2" in self.config.norm_names else x
+        if self.config.dense is None:
+            added = self.ff(normed)
+        else:
+            added = self.dense_norm(self.dense(normed)) + self.experts_norm(self.ff(x))
         if "post_norm2" in self.config.norm_names:
             added = self.post_norm2(added)
         x = x + self.drop_shortcut(added) * scale
-        return x if cache is None else (x, cache)
+        return x, shared, cache
 
     def _mix(
         self,
@@ -150,16 +190,26 @@ class DecoderBlock(nnx.Module):
         attention_mask: Bool[Array, "..."] | None,
         positions: Int[Array, "... T"] | None,
         cache: LayerCache | None,
-    ) -> tuple[Array, LayerCache | None]:
-        """Return the output of attention, or its sum with that of the recurrent layer next to it, and the cache."""
+        shared: SharedKeys | None,
+        return_shared: bool,
+    ) -> tuple[Array, SharedKeys | None, LayerCache | None]:
+        """Return the output of the mixers, keys and values of attention if asked for, and the cache.
+
+        The output is that of attention, or its sum with that of the recurrent layer next to it.
+        """
         config = self.config
         arguments: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}
         at = {"positions": positions} if positions is not None and hasattr(config.attention, "position") else {}
+        if config.keys_of is not None:
+            return self.attention(x, shared=shared), shared, cache
+        if return_shared:
+            attended, shared, *caches = self.attention(x, return_shared=True, **arguments, **at)
+            return attended, shared, caches[0] if caches else None
         if config.recurrent is None:
             attended = self.attention(x, **arguments, **at)
             if cache is not None:
                 attended, cache = attended
-            return attended, cache
+            return attended, None, cache
         caches = (None, None) if cache is None else arguments["cache"]
         attended = self.attention(x, **{**arguments, "cache": caches[0]}, **at)
         recurrent = self.linear_att(x, **{**arguments, "cache": caches[1]})
@@ -170,14 +220,15 @@ class DecoderBlock(nnx.Module):
             output if factor == 1.0 else output * factor
             for output, factor in zip((attended, recurrent), config.mixer_scales, strict=True)
         )
-        return attended + recurrent, cache
+        return attended + recurrent, None, cache
 
     def init_cache(self, batch_size: int, capacity: int) -> LayerCache:
         """Return the cache of the attention without tokens, for `batch_size` sequences of at most `capacity` tokens.
 
-        With a recurrent layer next to attention it is the pair of both caches; without attention it is empty.
+        With a recurrent layer next to attention it is the pair of both caches; without attention, or with keys of
+        another block, it is empty.
         """
-        if self.config.attention is None:
+        if self.config.attention is None or self.config.keys_of is not None:
             return ()
         if self.config.recurrent is None:
             return self.attention.init_cache(batch_size, capacity)

@@ -23,6 +23,7 @@ from .. import functional
 from ..decoding import running
 from ..initial_weights import linear
 from ..random import Rngs
+from ..rms_norm import RMSNorm
 from .feed_forward import GatedFeedForward
 
 
@@ -50,6 +51,14 @@ class MixtureOfExperts(nnx.Module):
         self.router = linear(config.d_in, config.num_experts, config.router.bias, **options)
         if config.router.correction:
             self.router.correction_bias = nnx.Param(jnp.zeros(config.num_experts, param_dtype))
+        if config.router.expert_scales:
+            self.router.expert_scale = nnx.Param(jnp.ones(config.num_experts, param_dtype))
+        if config.router.norm is not None:
+            norm = config.router.norm
+            self.router_norm = RMSNorm(norm.emb_dim, norm.eps, norm.unit_offset, norm.affine, **options)
+        if config.norm is not None:
+            norm = config.norm
+            self.norm = RMSNorm(norm.emb_dim, norm.eps, norm.unit_offset, norm.affine, **options)
         self.experts = nnx.List(GatedFeedForward(config.expert, **options) for _ in range(config.num_experts))
         if config.shared is not None:
             self.shared = GatedFeedForward(config.shared, **options)
@@ -60,6 +69,8 @@ class MixtureOfExperts(nnx.Module):
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
         tokens = x.reshape(-1, self.config.d_in)
         chosen, weights = self.choose(tokens)
+        if self.config.norm is not None:
+            tokens = self.norm(tokens)
         weights = weights.astype(x.dtype)
         out = jnp.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
@@ -83,10 +94,14 @@ class MixtureOfExperts(nnx.Module):
     def choose(self, tokens: Float[Array, "n d"]) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
         """Return the numbers of each token's experts ``(N, top_k)``, and their weights, float32 or wider."""
         config, router = self.config, self.config.router
+        if router.norm is not None:
+            tokens = self.router_norm(tokens)
+        if router.input_scale != 1.0:
+            tokens = tokens * router.input_scale
         logits = functional.widened(self.router, tokens)
         if router.scores == "sparse_mixer":
             chosen, weights = self._mix_sparsely(logits)
-            return chosen, weights * router.scale
+            return chosen, self._scaled(chosen, weights)
         scores = jax.nn.softmax(logits, -1) if router.scores == "softmax" else jax.nn.sigmoid(logits)
         preferred = scores if router.corrects == "scores" else logits
         if router.correction:
@@ -97,7 +112,14 @@ class MixtureOfExperts(nnx.Module):
         weights = jnp.take_along_axis(scores, chosen, -1)
         if router.normalise:
             weights = weights / (weights.sum(-1, keepdims=True) + router.sum_eps)
-        return chosen, weights * router.scale
+        return chosen, self._scaled(chosen, weights)
+
+    def _scaled(self, chosen: Int[Array, "n k"], weights: Float[Array, "n k"]) -> Float[Array, "n k"]:
+        """Return the weights times the router's factor, and that of each expert."""
+        router, wide = self.config.router, weights.dtype
+        if router.expert_scales:
+            weights = weights * self.router.expert_scale.astype(wide)[chosen]
+        return weights * router.scale
 
     def _mix_sparsely(self, logits: Float[Array, "n e"]) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
         """Return each token's experts, taken one by one, and the share of each among the logits close to its own."""

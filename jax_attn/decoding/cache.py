@@ -45,6 +45,19 @@ class View:
     positions: Int[Array, "B S"]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class SharedKeys:
+    """The keys and values of a layer for the tokens of a call, which later layers attend to as well.
+
+    Attributes:
+        view: those of all tokens so far, and the mask of the new ones.
+        at: positions of the new tokens, as the layer took them.
+    """
+
+    view: View
+    at: Int[Array, "... T"]
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["key", "value", "positions", "visible", "length"],

@@ -19,6 +19,7 @@ from ..implementations.second_derivatives import in_vmap
 from ..initial_weights import linear
 from ..random import JaxRngs
 from ..resetting import Resettable
+from ..rms_norm import RMSNorm
 from .feed_forward import GatedFeedForward
 
 
@@ -47,6 +48,14 @@ class MixtureOfExperts(Resettable):
         self.router = linear(config.d_in, config.num_experts, config.router.bias, **options)
         if config.router.correction:
             self.router.correction_bias = nn.Parameter(torch.zeros(config.num_experts, device=device, dtype=dtype))
+        if config.router.expert_scales:
+            self.router.expert_scale = nn.Parameter(torch.ones(config.num_experts, device=device, dtype=dtype))
+        if config.router.norm is not None:
+            norm = config.router.norm
+            self.router_norm = RMSNorm(norm.emb_dim, norm.eps, norm.unit_offset, norm.affine, **options)
+        if config.norm is not None:
+            norm = config.norm
+            self.norm = RMSNorm(norm.emb_dim, norm.eps, norm.unit_offset, norm.affine, **options)
         self.experts = nn.ModuleList(GatedFeedForward(config.expert, **options) for _ in range(config.num_experts))
         if config.shared is not None:
             self.shared = GatedFeedForward(config.shared, **options)
@@ -57,11 +66,15 @@ class MixtureOfExperts(Resettable):
     def _reset_own(self) -> None:
         if self.config.router.correction:
             self.router.correction_bias.zero_()
+        if self.config.router.expert_scales:
+            self.router.expert_scale.fill_(1.0)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
         tokens = x.reshape(-1, self.config.d_in)
         chosen, weights = self.choose(tokens)
+        if self.config.norm is not None:
+            tokens = self.norm(tokens)
         weights = weights.to(x.dtype)
         out = torch.zeros_like(tokens)
         # A compiler and `vmap` know no numbers, and so take all tokens to every expert.
@@ -86,10 +99,14 @@ class MixtureOfExperts(Resettable):
     def choose(self, tokens: Float[Tensor, "n d"]) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
         """Return the numbers of each token's experts ``(N, top_k)``, and their weights, float32 or wider."""
         config, router = self.config, self.config.router
+        if router.norm is not None:
+            tokens = self.router_norm(tokens)
+        if router.input_scale != 1.0:
+            tokens = tokens * router.input_scale
         logits = functional.widened(self.router, tokens)
         if router.scores == "sparse_mixer":
             chosen, weights = self._mix_sparsely(logits)
-            return chosen, weights * router.scale
+            return chosen, self._scaled(chosen, weights)
         scores = torch.softmax(logits, -1) if router.scores == "softmax" else torch.sigmoid(logits)
         preferred = scores if router.corrects == "scores" else logits
         if router.correction:
@@ -100,7 +117,14 @@ class MixtureOfExperts(Resettable):
         weights = torch.gather(scores, -1, chosen)
         if router.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + router.sum_eps)
-        return chosen, weights * router.scale
+        return chosen, self._scaled(chosen, weights)
+
+    def _scaled(self, chosen: Int[Tensor, "n k"], weights: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return the weights times the router's factor, and that of each expert."""
+        router, wide = self.config.router, weights.dtype
+        if router.expert_scales:
+            weights = weights * self.router.expert_scale.to(wide)[chosen]
+        return weights * router.scale
 
     def _mix_sparsely(self, logits: Float[Tensor, "n e"]) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
         """Return each token's experts, taken one by one, and the share of each among the logits close to its own."""

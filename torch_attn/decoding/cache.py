@@ -42,6 +42,19 @@ class View:
     positions: Int[Tensor, "B S"]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class SharedKeys:
+    """The keys and values of a layer for the tokens of a call, which later layers attend to as well.
+
+    Attributes:
+        view: those of all tokens so far, and the mask of the new ones.
+        at: positions of the new tokens, as the layer took them.
+    """
+
+    view: View
+    at: Int[Tensor, "... T"]
+
+
 @dataclasses.dataclass(eq=False)
 class KeyValueCache:
     """Keys and values of the tokens so far.

@@ -79,7 +79,7 @@ def make(
             layouts.find(source_layout) if source_layout else reading.layout_of(reader.tensors, config or {}, manifest)
         )
         theirs = layouts.find(target_layout or TWINS.get(ours.name, "flax")) if target_layout != "same" else ours
-    excluded = ours.apart(reader.tensors) if theirs is not None and table is None else {}
+    excluded = ours.apart(reader.tensors, config) if theirs is not None and table is None else {}
     is_text = False
     if excluded and target_layout != "same":
         reader = Filtered(reader, excluded, ())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from ...weights.rows import Row
 from ..layout import Layout
@@ -20,7 +21,7 @@ QUANTISED = dict.fromkeys(
 TOWERS = towers(
     *("visual.", "vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual_embeddings_table."),
     *("image_newline", "image_tower.", "video_tower.", "audio_tower.", "vqmodel.", "vision_embed_tokens."),
-    *("multi_modal_projector.", "connector.", "aligner."),
+    *("multi_modal_projector.", "connector.", "aligner.", "embed_vision.", "embed_audio."),
     *("acoustic_tokenizer_encoder.", "semantic_tokenizer_encoder."),
 ) + tuple(
     OmittedPart(front + begin, mark=mark)  # other models have such names as well
@@ -67,6 +68,7 @@ def decoder(
     refused: Mapping[str, str] | None = None,
     marks: tuple[str, ...] = (),
     parts: tuple[OmittedPart, ...] = (),
+    unread: Callable[[Mapping[str, Any]], tuple[OmittedPart, ...]] | None = None,
 ) -> Layout:
     """Return the layout of a decoder with these rows between its embeddings; the rest is as `Layout` takes it."""
     return Layout(
@@ -81,6 +83,7 @@ def decoder(
         refused={**QUANTISED, **(refused or {})},
         model_types=model_types,
         parts=(*TOWERS, *parts),
+        unread=unread,
     )
 
 

@@ -26,6 +26,9 @@ ENCODER = specs.StackConfig(6, (ENCODER_BLOCK,), 7)
 DECODER = specs.StackConfig(6, (CROSS_BLOCK,), 7)
 CONVOLUTIONS = specs.ConvolutionsConfig(4, 6)
 NARROW = specs.RMSNormConfig(5)
+LAYERS = specs.LayerEmbeddingsConfig(9, 6, 3, 1)
+EXPERTS = specs.MixtureOfExpertsConfig(FEED_FORWARD, 6, 2)
+WITHOUT_KEYS = DECODER_BLOCK.replace(attention=GROUPED.replace(shared=True), keys_of=0)
 
 VALID: dict[str, Any] = {
     type(config).__name__: config
@@ -56,7 +59,7 @@ VALID: dict[str, Any] = {
         specs.ClampedGate(),
         specs.ExpertGroups(3, 2),
         specs.Router(),
-        specs.MixtureOfExpertsConfig(FEED_FORWARD, 6, 2),
+        EXPERTS,
         specs.QKNorm(),
         specs.Temperature(0.1, 8),
         ROTARY,
@@ -65,6 +68,9 @@ VALID: dict[str, Any] = {
         specs.Llama3Scaling(8.0, 1.0, 4.0, 16),
         specs.YaRNScaling(4.0, 16, attention_factor=1.1),
         specs.RelativeBias(),
+        specs.ProportionalScaling(0.5),
+        LAYERS,
+        specs.LayerInputConfig(3),
         specs.LongRoPEScaling((1.0, 2.0), (3.0, 4.0), 8, attention_factor=1.1),
         DECODER_BLOCK,
         specs.DecoderConfig(9, 6, (DECODER_BLOCK,), NORM, num_positions=7, logit_softcap=3.0),
@@ -126,6 +132,7 @@ OWN_RULES = {
     ("FeedForwardConfig", "dropout"),
     ("LightningAttentionConfig", "decay_rates"),
     ("Router", "sum_eps"),
+    ("DecoderBlockConfig", "keys_of"),
     ("Mamba2Config", "min_step"),
     *(("Temperature", name) for name in ("rate", "interval", "offset")),
     ("QKNorm", "eps"),
@@ -193,6 +200,15 @@ RULES: tuple[BadConfig, ...] = (
             {"position": specs.Rotary(axes=(3, 1))},
             "axes (3, 1) must add up to half the channels that turn (2): they count pairs, not channels",
         ),
+        (
+            {"shared": True, "value_norm": 1e-3},
+            "value_norm (0.001) must be left out of attention with shared keys",
+        ),
+        (
+            {"shared": True, "key_is_value": True},
+            "key_is_value (True) must be left out of attention with shared keys",
+        ),
+        ({"key_is_value": True, "key_bias": True}, "key_bias (True) must be qkv_bias (False) where keys are values"),
     ),
     *_kinds("TokenPredictionConfig", {"block": "DecoderBlockConfig"}),
     *_kinds(
@@ -350,6 +366,7 @@ RULES: tuple[BadConfig, ...] = (
         ({"factor": math.exp(2.0), "mscale": -5.0}, "mscale (-5.0) makes a factor of 0 of the tables"),
         ({"factor": math.exp(2.0), "mscale_all_dim": -5.0}, "mscale_all_dim (-5.0) makes a factor of 0 of the tables"),
     ),
+    *_relations("ProportionalScaling", ({"part": 1.5}, "part (1.5) must be at most 1")),
     *_relations(
         "LongRoPEScaling",
         ({"short_factors": (1.0, 0.0)}, "short_factors[1] (0.0) must be positive and finite"),
@@ -397,7 +414,18 @@ RULES: tuple[BadConfig, ...] = (
             "scores (sparse_mixer) need a router without normalise, correction and groups",
         ),
     ),
-    *_kinds("Router", {"groups": "ExpertGroups"}),
+    *_kinds("Router", {"groups": "ExpertGroups", "norm": "RMSNormConfig"}),
+    *_kinds("MixtureOfExpertsConfig", {"norm": "RMSNormConfig"}),
+    *_relations(
+        "MixtureOfExpertsConfig",
+        ({"norm": NARROW}, "emb_dim of norm (5) must be the width of the experts (6)"),
+        (
+            {"router": specs.Router(norm=NARROW)},
+            "emb_dim of norm of router (5) must be the width of the experts (6)",
+        ),
+        ({"norm": NORM, "shared": FEED_FORWARD}, "shared must be None where the experts' input has a norm"),
+    ),
+    _choices("LayerInputConfig", "activation", "'silu', 'gelu', 'gelu_tanh', 'relu', 'quick_gelu', 'relu2'"),
     *_kinds(
         "MixtureOfExpertsConfig", {"expert": "FeedForwardConfig", "router": "Router", "shared": "FeedForwardConfig"}
     ),
@@ -471,6 +499,53 @@ RULES: tuple[BadConfig, ...] = (
         (
             {"attention": specs.Mamba2Config(6, 4), "recurrent": specs.Mamba2Config(6, 4)},
             "recurrent must be None unless attention is given and not a recurrent layer itself",
+        ),
+    ),
+    *_kinds("DecoderBlockConfig", {"layer_input": "LayerInputConfig", "dense": "FeedForwardConfig"}),
+    BadConfig("DecoderBlockConfig", {"keys_of": 1.5}, TypeError, "keys_of must be an integer, got float"),
+    *_relations(
+        "DecoderBlockConfig",
+        ({"dense": FEED_FORWARD}, "dense must be None unless feed_forward are experts and norms is sandwich"),
+        (
+            {"dense": FEED_FORWARD, "feed_forward": EXPERTS},
+            "dense must be None unless feed_forward are experts and norms is sandwich",
+        ),
+        (
+            {"dense": specs.FeedForwardConfig(5, 8), "feed_forward": EXPERTS, "norms": "sandwich"},
+            "d_in of dense (5) must be d_in of attention (6)",
+        ),
+        ({"keys_of": 1}, "keys_of (1) must name a block where attention is shared, and only there"),
+        (
+            {"attention": GROUPED.replace(shared=True)},
+            "keys_of (None) must name a block where attention is shared, and only there",
+        ),
+        ({"attention": GROUPED.replace(shared=True), "keys_of": -1}, "keys_of (-1) must be at least 0"),
+        (
+            {"attention": GROUPED.replace(shared=True), "keys_of": 0, "recurrent": specs.Mamba2Config(6, 4)},
+            "recurrent must be None where attention is shared",
+        ),
+    ),
+    *_kinds("DecoderConfig", {"layer_embeddings": "LayerEmbeddingsConfig"}),
+    *_relations(
+        "DecoderConfig",
+        ({"blocks": (WITHOUT_KEYS,)}, "keys_of of blocks[0] (0) must be the number of an earlier block"),
+        (
+            {"blocks": (DECODER_BLOCK, WITHOUT_KEYS, WITHOUT_KEYS.replace(keys_of=1))},
+            "keys_of of blocks[2] (1) must be a block of grouped-query attention alone, with keys of its own",
+        ),
+        (
+            {"blocks": (DECODER_BLOCK.replace(attention=GROUPED.replace(num_kv_heads=3)), WITHOUT_KEYS)},
+            "keys_of of blocks[1] (0) must be a block of the same num_kv_heads: 3 is not 2",
+        ),
+        ({"layer_embeddings": LAYERS.replace(d_in=5)}, "d_in of layer_embeddings (5) must be emb_dim (6)"),
+        ({"layer_embeddings": LAYERS.replace(layers=2)}, "layers of layer_embeddings (2) must be that of blocks (1)"),
+        (
+            {"layer_embeddings": LAYERS},
+            "dim of layer_input (None) must be that of layer_embeddings (3) in every block",
+        ),
+        (
+            {"blocks": (DECODER_BLOCK.replace(layer_input=specs.LayerInputConfig(3)),)},
+            "dim of layer_input (3) must be that of layer_embeddings (None) in every block",
         ),
     ),
     *_kinds("DecoderConfig", {"norm": NORMS, "embedding_norm": NORMS}),

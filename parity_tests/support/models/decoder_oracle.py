@@ -40,6 +40,18 @@ LONGROPE = {
     "rope_theta": 500.0,
 }
 
+GEMMA4 = {
+    "head_dim": 6,
+    "global_head_dim": 12,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": 4,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.4},
+    },
+}
+
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {**WHOLE, "mlp_bias": True, "attention_bias": True, "rope_theta": 500.0}),
     "llama-3.2": ("llama", {**WHOLE, "head_dim": 8, "rope_scaling": LLAMA3, "tie_word_embeddings": True}),
@@ -75,6 +87,39 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "query_pre_attn_scalar": 5,
             "sliding_window_pattern": 2,
             "rope_local_base_freq": 70.0,
+        },
+    ),
+    "gemma4": (
+        "gemma4_text",
+        {
+            **WHOLE,
+            **GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 5,
+            "vocab_size_per_layer_input": 33,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    "gemma4-moe": (
+        "gemma4_text",
+        {
+            **WHOLE,
+            **GEMMA4,
+            **EXPERTS,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "attention_k_eq_v": False,
+            "attention_bias": True,
+            "hidden_activation": "silu",
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 7,
+            "tie_word_embeddings": False,
+            "final_logit_softcapping": 4.0,
         },
     ),
     "olmo": ("olmo", {**WHOLE, "clip_qkv": 0.7}),
@@ -498,7 +543,9 @@ def lift(model: torch.nn.Module) -> None:
 
 
 def _learned_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [one for name, one in model.named_buffers() if name.endswith(("correction_bias", "expert_bias"))]
+    return [
+        one for name, one in model.named_buffers() if name.endswith(("correction_bias", "expert_bias", "layer_scalar"))
+    ]
 
 
 @functools.cache

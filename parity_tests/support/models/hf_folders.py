@@ -35,6 +35,18 @@ LATENT = {
 }
 SPARSE = {**LATENT, "num_key_value_heads": 4, "index_n_heads": 8, "index_head_dim": 6, "index_topk": 3}
 """Heads of the indexer enough that no two of its scores are zero, and so equal."""
+GEMMA4 = {
+    **SLIDING,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "global_head_dim": 8,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 5,
+    "vocab_size_per_layer_input": 31,
+}
 GATED = {
     **GROUPED,
     "num_hidden_layers": 5,
@@ -111,6 +123,10 @@ FAMILIES = {
     "gemma2": ("hf-gemma", T.Gemma2ForCausalLM, T.Gemma2Config, SLIDING),
     "gemma3": ("hf-gemma", T.Gemma3ForCausalLM, T.Gemma3TextConfig, SLIDING),
     "gemma3-bare": ("hf-gemma", T.Gemma3TextModel, T.Gemma3TextConfig, {**SLIDING, "attention_bias": True}),
+    "gemma4": ("hf-gemma4", T.Gemma4ForCausalLM, T.Gemma4TextConfig, GEMMA4),
+    "gemma4-moe": ("hf-gemma4-moe", T.Gemma4ForCausalLM, T.Gemma4TextConfig,
+                   {**GEMMA4, "num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 3,
+                    "top_k_experts": 2, "moe_intermediate_size": 4}),
     "gpt-oss": ("hf-gpt-oss", T.GptOssForCausalLM, T.GptOssConfig,
                 {**SLIDING, "num_local_experts": 3, "num_experts_per_tok": 2}),
     "olmo": ("hf-olmo", T.OlmoForCausalLM, T.OlmoConfig, GROUPED),

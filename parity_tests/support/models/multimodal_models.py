@@ -12,7 +12,7 @@ import transformers
 
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from .hf_folders import GATED, GROUPED, LATENT, MAMBA, SLIDING, SPARSE, saved
+from .hf_folders import GATED, GEMMA4, GROUPED, LATENT, MAMBA, SLIDING, SPARSE, saved
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 25, (2, 5))
@@ -86,6 +86,9 @@ def of(text: dict[str, Any], **parts: Any) -> dict[str, Any]:
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3": ("Gemma3ForConditionalGeneration", "Gemma3Config", of({**SLIDING, "model_type": "gemma3_text"},
                vision_config=IMAGE)),
+    "gemma4": ("Gemma4ForConditionalGeneration", "Gemma4Config",
+               of({**GEMMA4, "model_type": "gemma4_text", "use_bidirectional_attention": "vision"},
+                  vision_config={**IMAGE, "head_dim": 4, "num_key_value_heads": 2, "position_embedding_size": 16})),
     "llava": ("LlavaForConditionalGeneration", "LlavaConfig", of(LLAMA, vision_config=CLIP)),
     "llava_next": ("LlavaNextForConditionalGeneration", "LlavaNextConfig", of(MISTRAL, vision_config=CLIP)),
     "llava_next_video": ("LlavaNextVideoForConditionalGeneration", "LlavaNextVideoConfig",
@@ -147,6 +150,9 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                   {**GROUPED, "head_dim": 6, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 4,
                    "mlp_only_layers": [1]}),
     "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", GATED),
+    "gemma4_text": ("Gemma4ForCausalLM", "Gemma4TextConfig",
+                    {**GEMMA4, "num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 3,
+                     "top_k_experts": 2, "moe_intermediate_size": 4}),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", GATED),
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", GATED),
     "granitemoehybrid": ("GraniteMoeHybridForCausalLM", "GraniteMoeHybridConfig", HYBRID),

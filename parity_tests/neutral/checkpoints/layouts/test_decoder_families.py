@@ -8,7 +8,7 @@ import pytest
 
 from attn_bridge.checkpoints import configs
 from attn_bridge.models import families, layouts
-from attn_bridge.specs import ExpertGroups, MixtureOfExpertsConfig, Router
+from attn_bridge.specs import ExpertGroups, MixtureOfExpertsConfig, RMSNormConfig, Router
 from attn_bridge.specs.as_json import as_json, from_json
 from parity_tests.support.models.drawn_decoders import own_keys
 
@@ -64,6 +64,7 @@ ROUTERS = {
     "flint": ({}, Router("sigmoid")),
     "glm4_moe": ({}, Router("sigmoid", correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "glm4_moe_lite": ({}, Router("sigmoid", scale=1.8, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "gemma4_text": ({}, Router("softmax", norm=RMSNormConfig(64), input_scale=0.125, expert_scales=True)),
     "gpt_oss": ({}, Router("softmax", bias=True)),
     "granitemoe": ({}, Router("softmax")),
     "granitemoehybrid": ({}, Router("softmax")),

@@ -1,0 +1,434 @@
+"""Gemma 4, the text model: wider heads in layers of full attention, keys as values, shared keys, per-layer embeddings.
+
+Norms precede and follow attention and feed-forward layers, and scale by their weight alone. Layers at the end read the
+keys and values of the last earlier layer of their kind. Some models have experts next to the feed-forward layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import Activation, FeedForwardConfig, HiddenActivation
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ...specs.layer_embeddings import LayerEmbeddingsConfig, LayerInputConfig
+from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
+from ...specs.position import ProportionalScaling, Rotary
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..layout import Layout
+from ..parts import OmittedPart
+from ..reading.decoders import NAMES, WrittenKeys, activation_of, read_rms_norm, write_rms_norm, write_sizes
+from ..reading.model_config import ConfigFile, as_number
+from ..reading.multimodal import text_of
+from ..reading.rotary import read_nested_rotary, rope_type, write_nested
+from ..rows.attention import SPLIT, Table
+from ..rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, feed_forward, fused_experts, norms
+from .grouped import KINDS, attention_layer, mask_of, window_of
+
+SLIDING, FULL = KINDS[True], KINDS[False]
+
+UNREAD = ("k_proj", "v_proj", "k_norm", "v_norm")
+"""Modules of a layer that one with the keys and values of another has no use for."""
+
+WITHOUT_KEYS: Table = tuple(
+    Row(row.theirs, reason="keys and values are those of an earlier layer") if row.theirs.startswith(UNREAD) else row
+    for row in SPLIT
+)
+
+DEFAULT_POSITIONS = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+
+
+def kinds_of(config: ConfigFile) -> list[str]:
+    """Return the kind of every layer; every sixth has full attention by default, and the last always."""
+    layers = config.integer("num_hidden_layers")
+    kinds = [config.layer_type(layer, FULL if (layer + 1) % 6 == 0 else SLIDING) for layer in range(layers)]
+    return [*kinds[:-1], FULL]
+
+
+def lender_of(config: ConfigFile, kinds: Sequence[str], layer: int) -> int | None:
+    """Return the earlier layer whose keys and values a layer reads; None for a layer with keys of its own.
+
+    Raises:
+        ValueError: no layer of its kind has keys of its own.
+    """
+    first = len(kinds) - config.integer("num_kv_shared_layers", 0)
+    if layer < first:
+        return None
+    lenders = [number for number in range(max(first, 0)) if kinds[number] == kinds[layer]]
+    if not lenders:
+        raise ValueError(
+            f"num_kv_shared_layers ({config.get('num_kv_shared_layers')}) of {config.model_type} leaves no layer of "
+            f"type {kinds[layer]} with keys of its own"
+        )
+    return lenders[-1]
+
+
+def sizes_of(config: ConfigFile, kinds: Sequence[str], layer: int) -> tuple[int, int]:
+    """Return the width of a head and the number of key heads of a layer.
+
+    `transformers` 5.23 writes both in ``per_layer_config``; in files of before, full attention has keys of its own.
+
+    Raises:
+        ValueError: layers of one kind differ, or a layer differs in another value.
+    """
+    if "per_layer_config" not in config:
+        head_dim, heads = config.integer("head_dim"), config.integer("num_key_value_heads")
+        if kinds[layer] == FULL:
+            head_dim = config.integer("global_head_dim")
+            if config.flag("attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
+                heads = config.integer("num_global_key_value_heads")
+        return head_dim, heads
+    sizes = [_own_sizes(config, number) for number in range(len(kinds))]
+    for number, kind in enumerate(kinds):
+        if kind == kinds[layer] and sizes[number] != sizes[layer]:
+            raise ValueError(
+                f"per_layer_config of {config.model_type} must be the same for all layers of type {kind}, but layers "
+                f"{min(number, layer)} and {max(number, layer)} differ"
+            )
+    return sizes[layer]
+
+
+def _own_sizes(config: ConfigFile, layer: int) -> tuple[int, int]:
+    all_values = config.mapping("per_layer_config")
+    values = all_values.get(str(layer), all_values.get(layer, {}))  # JSON has no integers as keys
+    unknown = [key for key in values if key not in ("head_dim", "num_key_value_heads")]
+    if unknown:
+        raise ValueError(f"per_layer_config of {config.model_type} must not change {unknown[0]}")
+    own = config.with_given({**config.given, **values})
+    return own.integer("head_dim"), own.integer("num_key_value_heads")
+
+
+def rotary_of(config: ConfigFile, head_dim: int, kind: str) -> Rotary:
+    """Return the rotary positions of a kind of layers, which are `ProportionalScaling` in those of full attention."""
+    values = config.mapping("rope_parameters").get(kind)
+    if not isinstance(values, Mapping) or rope_type(values) != "proportional":
+        return read_nested_rotary(config, head_dim, kind)
+    base = as_number(f"rope_theta of {config.model_type}", values.get("rope_theta"))
+    part, factor = (
+        as_number(f"{key} of {config.model_type}", values.get(key, 1.0)) for key in ("partial_rotary_factor", "factor")
+    )
+    return Rotary(base, scaling=ProportionalScaling(part, factor))
+
+
+def read_gemma4(config: ConfigFile, layer: int) -> AttentionLayer:
+    """Return a layer of Gemma 4; ``vision`` in ``use_bidirectional_attention`` concerns tokens of images alone."""
+    config.refuse("use_bidirectional_attention", None, "vision")
+    config.refuse("rope_scaling", None)
+    kinds, bias = kinds_of(config), config.flag("attention_bias")
+    head_dim, heads = sizes_of(config, kinds, layer)
+    is_shared = lender_of(config, kinds, layer) is not None
+    norm = QKNorm("head", config.number("rms_norm_eps"))
+    spec = GroupedQueryAttentionConfig(
+        d_in=config.integer("hidden_size"),
+        num_heads=config.integer("num_attention_heads"),
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        dropout=config.number_or_none("attention_dropout") or 0.0,
+        qkv_bias=bias,
+        out_bias=bias,
+        position=rotary_of(config, head_dim, kinds[layer]),
+        qk_norm=norm,
+        mask=mask_of(config, layer, kinds[layer]),
+        scale=1.0,
+        value_norm=None if is_shared else norm.eps,
+        key_is_value=not is_shared and kinds[layer] == FULL and config.flag("attention_k_eq_v"),
+        shared=is_shared,
+    )
+    return attention_layer(layer, spec, {"transformers": WITHOUT_KEYS if is_shared else SPLIT})
+
+
+def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+    """Return a block, whose feed-forward layers are twice as wide in some models if it reads keys of another."""
+    keys_of, norm = lender_of(config, kinds_of(config), layer), read_rms_norm(config)
+    width, activation = config.integer("hidden_size"), activation_of(config, "hidden_activation")
+    hidden = config.integer("intermediate_size")
+    if keys_of is not None and config.flag("use_double_wide_mlp"):
+        hidden *= 2
+    layers = FeedForwardConfig(width, hidden, plain(activation))
+    experts = None
+    if config.flag("enable_moe_block"):
+        experts = MixtureOfExpertsConfig(
+            dataclasses.replace(layers, hidden_dim=config.integer("moe_intermediate_size")),
+            config.integer("num_experts"),
+            config.integer("top_k_experts"),
+            Router(norm=norm, input_scale=width**-0.5, expert_scales=True),
+            norm=norm,
+        )
+    dim = config.integer("hidden_size_per_layer_input", 0)
+    return DecoderBlockConfig(
+        attention,
+        layers if experts is None else experts,
+        norm,
+        norms="sandwich",
+        dense=None if experts is None else layers,
+        keys_of=keys_of,
+        layer_input=LayerInputConfig(dim, plain(activation)) if dim else None,
+        scaled=True,
+    )
+
+
+def plain(activation: HiddenActivation) -> Activation:
+    """Return an activation that a gate can have.
+
+    Raises:
+        ValueError: its numbers are learned.
+    """
+    if activation == "xielu":
+        raise ValueError(f"hidden_activation ({activation}) has learned numbers, which no gate has")
+    return activation
+
+
+def layer_embeddings_of(config: ConfigFile) -> LayerEmbeddingsConfig | None:
+    """Return the per-layer embeddings; None of a model without.
+
+    Raises:
+        ValueError: tokens without a row.
+    """
+    dim = config.integer("hidden_size_per_layer_input", 0)
+    if not dim:
+        return None
+    tokens = config.integer("vocab_size_per_layer_input")
+    return LayerEmbeddingsConfig(
+        tokens, config.integer("hidden_size"), dim, config.integer("num_hidden_layers"), config.number("rms_norm_eps")
+    )
+
+
+def _model(config: ConfigFile) -> dict[str, object]:
+    """Return the rest of a model: scaled embeddings, those of the layers, a norm, a head and its soft cap."""
+    embeddings, vocab = layer_embeddings_of(config), config.integer("vocab_size")
+    if embeddings is not None and embeddings.vocab_size < vocab:
+        raise ValueError(
+            f"vocab_size_per_layer_input ({embeddings.vocab_size}) of {config.model_type} must be at least vocab_size "
+            f"({vocab}): transformers fails at other tokens"
+        )
+    return {
+        "norm": read_rms_norm(config),
+        "tie": config.flag("tie_word_embeddings"),
+        "embedding_scale": config.integer("hidden_size") ** 0.5,
+        "logit_softcap": config.number_or_none("final_logit_softcapping"),
+        "layer_embeddings": embeddings,
+    }
+
+
+def write_gemma4(config: DecoderConfig, model_type: str) -> WrittenKeys:
+    """Return the keys of Gemma 4."""
+    attentions = [block.attention for block in config.blocks]
+    if not all(isinstance(one, GroupedQueryAttentionConfig) for one in attentions):
+        raise ValueError("attention of a block is no GroupedQueryAttentionConfig")
+    first: Any = attentions[0]
+    kinds = [KINDS[window_of(one.mask) is not None] for one in attentions]
+    by_kind = dict(zip(reversed(kinds), reversed(attentions), strict=True))
+    local, full = by_kind.get(SLIDING, by_kind.get(FULL)), by_kind.get(FULL, by_kind.get(SLIDING))
+    assert local is not None
+    assert full is not None
+    window = window_of(local.mask)
+    shared = sum(block.keys_of is not None for block in config.blocks)
+    return {
+        **write_sizes(config),
+        **write_rms_norm(config),
+        **write_layer_embeddings(config),
+        **_write_layers(config),
+        "num_attention_heads": first.num_heads,
+        "num_key_value_heads": local.num_kv_heads,
+        "head_dim": local.head_dim,
+        "per_layer_config": {
+            str(number): {"head_dim": one.head_dim, "num_key_value_heads": one.num_kv_heads}
+            for number, one in enumerate(attentions)
+            if (one.head_dim, one.num_kv_heads) != (local.head_dim, local.num_kv_heads)
+        },
+        "attention_dropout": first.dropout,
+        "attention_bias": first.qkv_bias,
+        "attention_k_eq_v": any(one.key_is_value for one in attentions),
+        "layer_types": kinds,
+        **({} if window is None else {"sliding_window": window}),
+        "num_kv_shared_layers": shared,
+        "use_bidirectional_attention": None,
+        "rope_parameters": write_positions({SLIDING: local.position, FULL: full.position}),
+        "final_logit_softcapping": config.logit_softcap,
+    }
+
+
+def write_positions(positions: Mapping[str, object]) -> dict[str, Any]:
+    """Return the rotary positions of each kind of layers."""
+    keys: dict[str, Any] = {}
+    for kind, position in positions.items():
+        scaling = getattr(position, "scaling", None)
+        if isinstance(position, Rotary) and isinstance(scaling, ProportionalScaling):
+            keys[kind] = {
+                "rope_type": "proportional",
+                "rope_theta": position.base,
+                "partial_rotary_factor": scaling.part,
+                "factor": scaling.factor,
+            }
+        else:
+            keys |= write_nested({kind: position})["rope_parameters"]
+    return keys
+
+
+def write_layer_embeddings(config: DecoderConfig) -> WrittenKeys:
+    """Return the keys that `layer_embeddings_of` reads."""
+    embeddings = config.layer_embeddings
+    if embeddings is None:
+        return {"hidden_size_per_layer_input": 0}
+    return {
+        "hidden_size_per_layer_input": embeddings.dim,
+        "vocab_size_per_layer_input": embeddings.vocab_size,
+    }
+
+
+def _write_layers(config: DecoderConfig) -> WrittenKeys:
+    """Return the keys of feed-forward layers and experts."""
+    block = config.blocks[0]
+    layers = block.feed_forward if block.dense is None else block.dense
+    if not isinstance(layers, FeedForwardConfig):
+        raise ValueError("dense (None) can't be left out next to experts there")
+    last = config.blocks[-1]
+    widest = last.feed_forward if last.dense is None else last.dense
+    keys: WrittenKeys = {
+        "intermediate_size": layers.hidden_dim,
+        "hidden_activation": NAMES[layers.activation],
+        "use_double_wide_mlp": last.keys_of is not None and getattr(widest, "hidden_dim", 0) != layers.hidden_dim,
+        "enable_moe_block": isinstance(block.feed_forward, MixtureOfExpertsConfig),
+    }
+    if not isinstance(block.feed_forward, MixtureOfExpertsConfig):
+        return keys
+    experts = block.feed_forward
+    return {
+        **keys,
+        "num_experts": experts.num_experts,
+        "top_k_experts": experts.top_k,
+        "moe_intermediate_size": experts.expert.hidden_dim,
+    }
+
+
+FAMILIES = (
+    Family(
+        ("gemma4_text",),
+        read_gemma4,
+        {
+            "vocab_size": 262144,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "rope_parameters": DEFAULT_POSITIONS,
+            "sliding_window": 512,
+            "vocab_size_per_layer_input": 262144,
+            "hidden_size_per_layer_input": 256,
+            "num_kv_shared_layers": 0,
+        },
+        block=_block,
+        model=_model,
+        write=write_gemma4,
+        architecture="Gemma4ForCausalLM",
+    ),
+)
+
+
+def unread_keys(config: Mapping[str, Any]) -> tuple[OmittedPart, ...]:
+    """Return the projections and norms of keys and values in layers that read those of others: files may have them."""
+    read = _read(config)
+    try:
+        kinds = kinds_of(read)
+        layers = [number for number in range(len(kinds)) if lender_of(read, kinds, number) is not None]
+    except (TypeError, ValueError):  # which reading the model refuses
+        return ()
+    reason = "its layer reads the keys and values of an earlier one"
+    return tuple(
+        OmittedPart(f"{{prefix}}layers.{number}.self_attn.{name}.", reason, mark="weight")
+        for number in layers
+        for name in UNREAD
+    )
+
+
+def _read(config: Mapping[str, Any]) -> ConfigFile:
+    (family,) = FAMILIES
+    return ConfigFile(text_of(config), "gemma4_text", family.defaults)
+
+
+def _experts() -> list[Row]:
+    """Return rows of all experts of a layer in two tensors, of router and norms, and of the layers next to them."""
+    rows = [dataclasses.replace(row, theirs=row.theirs.replace("mlp.", ""), branch="") for row in fused_experts()]
+    others = {
+        "router.proj.weight": "ff.router.weight",
+        "router.scale": "ff.router_norm.scale",
+        "router.per_expert_scale": "ff.router.expert_scale",
+        "pre_feedforward_layernorm_2.weight": "ff.norm.scale",
+        "post_feedforward_layernorm_1.weight": "dense_norm.scale",
+        "post_feedforward_layernorm_2.weight": "experts_norm.scale",
+    }
+    named = [Row(LAYER + theirs, (OURS + ours,)) for theirs, ours in others.items()]
+    return [*rows, *named, *feed_forward(ours="dense")]
+
+
+def layer_embedding_rows() -> list[Row]:
+    """Return rows of the per-layer embeddings, in front of the layers and in each of them."""
+    ends = {
+        "embed_tokens_per_layer.weight": "layer_emb.weight",
+        "per_layer_model_projection.weight": "layer_linear.weight",
+        "per_layer_projection_norm.weight": "layer_norm.scale",
+    }
+    layers = {
+        "per_layer_input_gate.weight": "layer_gate.weight",
+        "per_layer_projection.weight": "layer_proj.weight",
+        "post_per_layer_input_norm.weight": "input_norm.scale",
+    }
+    return [
+        *(Row("{prefix}" + theirs, (ours,), optional=True) for theirs, ours in ends.items()),
+        *(Row(LAYER + theirs, (OURS + ours,), optional=True) for theirs, ours in layers.items()),
+    ]
+
+
+def attention_rows() -> list[Row]:
+    """Return rows of attention, some layers of which have no keys, or no values, of their own."""
+    return attention(dataclasses.replace(row, sparse=row.theirs.startswith(UNREAD)) for row in SPLIT)
+
+
+def _layout(name: str, title: str, layers: list[Row], marks: tuple[str, ...] = ()) -> Layout:
+    """Return the layout of a model with these rows of feed-forward layers."""
+    return decoder(
+        name,
+        title,
+        [
+            *attention_rows(),
+            *layers,
+            *layer_embedding_rows(),
+            Row(f"{LAYER}layer_scalar", (f"{OURS}scalar",)),
+            *norms(
+                norm1="input_layernorm",
+                post_norm1="post_attention_layernorm",
+                norm2="pre_feedforward_layernorm",
+                post_norm2="post_feedforward_layernorm",
+            ),
+            FINAL_NORM,
+        ],
+        defaults={"tie": 1},
+        marks=marks,
+        model_types=("gemma4", "gemma4_text"),
+        unread=unread_keys,
+    )
+
+
+LAYOUTS = (
+    _layout("hf-gemma4", "transformers Gemma 4 without experts, of a multimodal one the text model", feed_forward()),
+    _layout(
+        "hf-gemma4-moe",
+        "transformers Gemma 4 with experts, of a multimodal one the text model",
+        _experts(),
+        ("router.",),
+    ),
+)
+"""``mlp`` is next to the experts in a model that has such."""
