@@ -104,6 +104,7 @@ def parts_side(rule: Rule) -> Side:
         return "flax"
     if len(rule.torch_names) > 1 or not rule.stack:
         return "torch"
+    # A stack has the block's number as an axis, so its name has a placeholder less than those of the parts.
     fewer = placeholders(rule.flax_names[0]) > placeholders(rule.torch_names[0])
     return "flax" if fewer else "torch"
 
@@ -159,6 +160,7 @@ def grouped(row: Row, names: Iterable[str]) -> tuple[dict[str, Parts], list[str]
         bound[whole] = dict(values)
     missing = []
     for whole, parts in wholes.items():
+        # The largest number says how many are stacked: a gap below it is a missing part, not a shorter stack.
         count = 1 + max(position for _, position in parts)
         for number, template in enumerate(row.ours):
             for position in range(count):

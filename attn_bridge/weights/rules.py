@@ -282,6 +282,7 @@ def _check_arrays(arrays: Mapping[str, object]) -> None:
             raise TypeError(f"names must be strings, got {name!r}")
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{printable(name)} must be a NumPy array, got {type(array).__name__}")
+        # bfloat16 and the float8 types of ml_dtypes have the kind V, as structured dtypes do.
         if array.dtype.kind not in "biufc" and not hasattr(ml_dtypes, array.dtype.name):
             raise TypeError(f"{printable(name)} must hold numbers, got dtype {array.dtype}")
 

@@ -134,12 +134,14 @@ class PairedForward:
     def multiply(self, out: Array, *where: Value) -> None:
         """Compute the scores of `n_keys` keys from `start` on and a block of queries."""
         _multiply(self.job.code, self.keys, self.sizes.width, self.queries, out, *where)
+        # Scaling the queries instead would round them to bfloat16 again, unless the scale is a power of two.
         copy(self.job.code, out, where[3] * QUERIES, self.numbers.scale, out, to="float32")
 
     def add(self, weights: Array, shrink: Array, *where: Value) -> None:
         """Add the values of some keys to the context of the queries, after that was shrunk."""
         code, sizes, (_, count, _, n_keys) = self.job.code, self.sizes, where
         multiply_lanes(code, shrink, self.context, sizes.value_width, count)
+        # The product runs over whole tiles: rows beyond `n_keys` would add the scores that are left there.
         _clear_beyond(code, weights.address, n_keys)
         round_to_pairs(code, weights, up_to_edge(n_keys), QUERIES, self.pairs)
         _add_over_keys(code, self.values, sizes, sizes.value_width, self.pairs, self.context, *where)
@@ -230,6 +232,7 @@ class PairedBackward:
         """Add to the gradients of queries, keys and values the contributions of some keys."""
         code, sizes, (_, count, start, n_keys) = self.job.code, self.sizes, where
         keys, width, value_width = up_to_edge(n_keys), sizes.width, sizes.value_width
+        # The divisor goes on the weights here, since the gradient of the context is used as given, in bfloat16.
         multiply_lanes(code, shares, weights, n_keys, count)
         with code.when(count < QUERIES), code.loop(0, n_keys) as j:  # what only fills the block up, NaN of a key in it
             for block in (d_scores, weights):
@@ -261,4 +264,5 @@ class PairedBackward:
                 (words.D_VALUE, shape.value_depth, self.d_values, sizes.value_width, 1.0),
             ):
                 to = self.job[word] + size * channels * (index + j * shape.key_heads)
+                # The queries are unscaled here, unlike in `plain`: the gradient of keys still needs the factor.
                 write_row(code, sums.at(j * line), channels, factor, to, kind)

@@ -28,6 +28,8 @@ class Forward:
         """Return the sizes of its workspace arrays in numbers."""
         sizes = sizes_of(job)
         return [
+            # A product rounds its rows up to a whole tile: it reads up to ROWS keys beyond the last, and writes as many
+            # contexts. Values are on the right, whose rows are exactly the keys.
             (sizes.keys + ROWS) * sizes.depth,
             sizes.keys * sizes.value_width,
             QUERIES * sizes.depth,
@@ -67,6 +69,7 @@ class Forward:
         code, width, (_, count, start, _) = self.job.code, self.sizes.value_width, where
         with code.loop(0, count) as i:
             factor, row = shrink[i], self.context.at(i * width)
+            # Most blocks of keys raise no query's largest score; then its context stays as it is.
             with code.when(factor != 1.0):
                 copy(code, row, width, factor, row, to="float32")
         registers, values = self.sizes.value_registers, self.values.at(start * width)
@@ -136,6 +139,7 @@ class Backward:
         transpose(code, rows, depth, width, self.queries)
         source, stride = job[words.D_CONTEXT] + size * value_depth * index, value_depth * sizes.heads
         read_rows(code, source, stride, count, value_depth, kind, 1.0, d_rows, value_width, d_rows.count)
+        # The softmax's divisor goes on a row of channels once, so that the weights of all keys stay undivided.
         with code.loop(0, count) as i:
             row = d_rows.at(i * value_width)
             copy(code, row, value_width, shares[i], row, to="float32")
@@ -185,4 +189,5 @@ class Backward:
                 (words.D_VALUE, sizes.value_depth, self.d_values, sizes.value_width),
             ):
                 to = self.job[word] + size * channels * (index + j * sizes.key_heads)
+                # Queries were scaled when they were read, so the gradient of keys has the factor already.
                 write_row(self.job.code, sums.at(j * line), channels, 1.0, to, kind)

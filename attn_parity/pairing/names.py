@@ -407,6 +407,7 @@ def likeness(ours: Sequence[Name], theirs: Sequence[Name], *, numbers: bool = Tr
 
 
 def _weigh(words: Iterable[str], rarity: Mapping[str, int]) -> dict[str, float]:
+    # A word that every name has, such as `layers`, supports no pair more than another.
     return {word: count / math.sqrt(rarity[word]) for word, count in collections.Counter(words).items()}
 
 
@@ -418,6 +419,7 @@ def _overlap(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, 
         for row, words in enumerate(side):
             for word, weight in words.items():
                 array[row, number[word]] = weight
+    # Two weights of a word count as their geometric mean, which is a matrix product.
     roots = np.sqrt(mine), np.sqrt(its)
     shared = roots[0] @ roots[1].T
     union = mine.sum(1)[:, None] + its.sum(1)[None, :] - shared
@@ -438,6 +440,7 @@ def _number_score(left: tuple[str, ...], right: tuple[str, ...]) -> float:
         return 0.5
     if not left or not right:
         return 0.0
+    # Below 0 for numbers that share less than half: names of other blocks must lose to names without numbers.
     return 0.5 * _in_common(left, right) / max(len(left), len(right)) - 0.25
 
 

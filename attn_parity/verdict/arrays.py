@@ -104,6 +104,7 @@ def _arrays(got: object, trusted: object, oracle: object) -> tuple[Array, Array,
 
 def _array(name: str, value: object) -> Array:
     """Return an argument as a NumPy array."""
+    # DLPack only where `__array__` is missing: it refuses arrays that need a gradient, and bfloat16 in NumPy.
     array = to_numpy(value)
     if not isinstance(array, np.ndarray) and hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         array = np.from_dlpack(value)

@@ -191,6 +191,7 @@ class Reached:
         """Yield the rows and columns of matrices that no gradient reached, for matrices that a gradient did reach."""
         for name, axes in self._found.items():
             for what, reached in zip(("rows", "columns"), axes, strict=True):
+                # Without any gradient the whole parameter is classified elsewhere, as unused or unexercised.
                 if reached.any() and not reached.all():
                     left = np.flatnonzero(~reached)
                     yield (

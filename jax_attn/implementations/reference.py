@@ -46,6 +46,7 @@ def attend_with_lse(call: KernelCall) -> tuple[Array, Array]:
         scores = jnp.where(allowed, scores, -jnp.inf)
     has_key = (scores != -jnp.inf).any(-1, keepdims=True)
     scores = jnp.where(has_key, scores, 0.0)
+    # The shift cancels in the quotient, so no gradient flows through it.
     top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     if call.sinks is not None:
         sinks = rearrange(call.sinks.astype(scores.dtype), "h -> h 1 1")
@@ -53,6 +54,7 @@ def attend_with_lse(call: KernelCall) -> tuple[Array, Array]:
     weights = jnp.exp(scores - top)
     total = weights.sum(-1, keepdims=True)
     if call.sinks is not None:
+        # A sink is one more term of the divisor, and has no value to add.
         total = total + jnp.exp(sinks - top)
     weights = jnp.where(has_key, weights / total, 0.0)
     context = _average(drop(weights, call.dropout, call.rng), call.value.astype(weights.dtype))
@@ -68,6 +70,7 @@ def _scores(call: KernelCall) -> Float[Array, "B H T S"]:
     q = rearrange(query.astype(compute_dtype), "b t (h g) c -> b t h g c", h=key_heads, g=query_heads // key_heads)
     k = key.astype(compute_dtype)
     scores = rearrange(einsum(q, k, "b t h g c, b s h c -> b h g t s"), "b h g t s -> b (h g) t s") * call.scale
+    # Before the bias and the mask: a capped score is finite, so a hidden key would become visible.
     if call.softcap is not None:
         scores = call.softcap * jnp.tanh(scores / call.softcap)
     return scores if call.bias is None else scores + call.bias.astype(compute_dtype)

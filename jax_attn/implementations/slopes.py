@@ -174,6 +174,7 @@ def _operation() -> Primitive:
     operation.def_abstract_eval(_results)
 
     @functools.cache
+    # An eager call compiles once per function and operands; uncached, `jax.jit` would trace each call again.
     def jitted(**options: Any) -> Any:
         return jax.jit(functools.partial(_forward, **options))
 

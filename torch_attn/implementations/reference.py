@@ -46,6 +46,7 @@ def attend_with_lse(call: KernelCall) -> tuple[Tensor, Tensor]:
         scores = torch.where(allowed, scores, -torch.inf)
     has_key = (scores != -torch.inf).any(-1, keepdim=True)
     scores = torch.where(has_key, scores, 0.0)
+    # The shift cancels in the quotient, so no gradient flows through it.
     top = scores.detach().amax(-1, keepdim=True)
     if call.sinks is not None:
         sinks = rearrange(call.sinks.to(scores.dtype), "h -> h 1 1")
@@ -53,6 +54,7 @@ def attend_with_lse(call: KernelCall) -> tuple[Tensor, Tensor]:
     weights = torch.exp(scores - top)
     total = weights.sum(-1, keepdim=True)
     if call.sinks is not None:
+        # A sink is one more term of the divisor, and has no value to add.
         total = total + torch.exp(sinks - top)
     weights = torch.where(has_key, weights / total, 0.0)
     context = _average(drop(weights, call.dropout, call.rng), call.value.to(weights.dtype))
@@ -68,6 +70,7 @@ def _scores(call: KernelCall) -> Float[Tensor, "B H T S"]:
     q = rearrange(query.to(compute_dtype), "b t (h g) c -> b t h g c", h=key_heads, g=query_heads // key_heads)
     k = key.to(compute_dtype)
     scores = rearrange(einsum(q, k, "b t h g c, b s h c -> b h g t s"), "b h g t s -> b (h g) t s") * call.scale
+    # Before the bias and the mask: a capped score is finite, so a hidden key would become visible.
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     return scores if call.bias is None else scores + call.bias.to(compute_dtype)

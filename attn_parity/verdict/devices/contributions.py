@@ -106,6 +106,7 @@ def _lost_through(
             name: float(np.abs(wide(tensor.first) - wide(tensor.second)).max(initial=0.0))
             for name, tensor in tensors.items()
         }
+        # Negated, so that NaN counts as different.
         differing.append([name for name, distance in apart.items() if not distance <= limits[name]])
         for other in parameters:
             tensor = tensors.get(f"grad {other.name}")

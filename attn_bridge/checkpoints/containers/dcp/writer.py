@@ -302,6 +302,7 @@ class DcpWriter(Writer):
             begin = start - piece.first
             part = view[: piece.count - begin]
             target, data_start = self._target(piece.file), piece.start + len(piece.head)
+            # An object store joins parts and has no holes: the bytes between two chunks go with the second.
             if begin == 0:
                 before = self._before.get((piece.file, piece.start), b"") if target.joins else b""
                 target.write(piece.start - len(before), before + piece.head)
@@ -321,6 +322,7 @@ class DcpWriter(Writer):
             self._target(number).sync()
         self.abort()
         sync_folder(self.path)
+        # Syncing a file keeps its bytes, not its name: the entries of both folders have to reach the disk as well.
         sync_folder(self.path.parent)
 
     def abort(self) -> None:
@@ -351,6 +353,7 @@ def _shell(pickle: bytes, size: int | None) -> tuple[bytes, bytes]:
         archive.begin("archive/data/0", size)
         gap = archive.leave_out()
     archive.add("archive/version", b"3\n")
+    # torch hashes the records here and does not check it; a constant keeps the bytes a function of the tensors alone.
     archive.add("archive/.data/serialization_id", b"0" * 40)
     archive.finish()
     return outline.parts(gap, size or 0)

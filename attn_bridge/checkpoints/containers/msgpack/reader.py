@@ -69,6 +69,7 @@ class MsgpackReader(Reader):
             part = str(index) if head.kind == "list" else self._key(name)
             if part in seen:
                 raise self._scan.bad(f"{printable(name) or 'its map'} has the key {printable(part)} twice")
+            # Flax writes this key first; later in a map it is a name like any other.
             if part == CHUNKED and head.kind == "map" and not index:
                 self._add(*self._chunked(head.size - 1, check_name(self.path, name)))
                 return
@@ -118,6 +119,7 @@ class MsgpackReader(Reader):
         """Read the packed (shape, dtype, bytes) of an extension."""
         if not isinstance(extension, Head) or extension.kind != "extension":
             raise self._scan.bad(f"{printable(name)} is no array")
+        # Codes of flax.serialization: 1 an array, 2 a complex number, 3 a NumPy scalar.
         if extension.code not in (1, 3):
             raise self._scan.bad(
                 f"{printable(name)} is an extension of type {extension.code}; only arrays, 1, are read"

@@ -83,6 +83,7 @@ class MsgpackWriter(Writer):
         self._add(pack_length(len(tree), (0x80, 16), 0xDE, "HI"))
         plain_keys = [key for key, value in tree.items() if not isinstance(value, tuple)]
         for key, value in sorted(tree.items()) if plain_keys == sorted(plain_keys) else tree.items():
+            # A map of the source keeps its order; one in Flax's order, sorted, takes its metadata into that order.
             self._add(pack(key))
             if isinstance(value, dict):
                 self._lay_out(value)
@@ -98,6 +99,7 @@ class MsgpackWriter(Writer):
         step = CHUNK // info.itemsize
         count = math.prod(info.shape)
         sizes = {str(axis): size for axis, size in enumerate(info.shape)}
+        # 0x83 is a map of three entries, in the order that flax.serialization writes.
         self._add(b"\x83" + pack(CHUNKED) + pack(True) + pack("shape") + pack(sizes) + pack("chunks"))
         self._add(pack_length(-(-count // step), (0x80, 16), 0xDE, "HI"))
         for index, begin in enumerate(range(0, count, step)):
