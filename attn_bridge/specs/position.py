@@ -14,6 +14,7 @@ import math
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..printable import printable
 from ..validation import check_number
@@ -33,7 +34,7 @@ __all__ = [
     "YaRNScaling",
 ]
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
+Floats = NDArray[np.float64]
 
 MAX_DISTANCE = (1 << 31) - 1
 """Positions are int32 in JAX."""

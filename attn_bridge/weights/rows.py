@@ -200,6 +200,7 @@ class Row:
             SettingError: a size that the shape does not determine.
         """
         sizes = self._known(settings)
+        # The axis of the parts is as long as there are names: `(3 h d) e` of a fused query, key and value.
         if self.part:
             sizes[self.part] = len(self.ours)
         left, right = self._sides(len(shape), of_theirs=True)
@@ -210,6 +211,7 @@ class Row:
             start = sum(splits[:number]) if self.along else 0
             for position in range(sizes[self.stack] if self.stack else 1):
                 bound = {**values, self.counter: str(position)} if self.stack else dict(values)
+                # Parts of different sizes, such as grouped keys behind queries, differ along this axis alone.
                 mine = {**sizes, self.along: splits[number]} if self.along else sizes
                 placements[fill(template, bound)] = _place(
                     theirs,
@@ -251,6 +253,7 @@ class Row:
             )
         first = next(iter(solved))
         for key, sizes in solved.items():
+            # All other axes are shared, or the parts would not fill one tensor without gaps.
             unlike = [axis for axis in sizes if axis != self.along and sizes[axis] != solved[first][axis]]
             if unlike:
                 raise LayoutError(
@@ -260,7 +263,9 @@ class Row:
         splits = [solved[number, 0][self.along] for number in range(len(self.ours))] if self.along else []
         counts = [settings.get(size, 0) if isinstance(size, str) else size for size in self.shares]
         if all(counts) and any(
-            splits[0] * one != counts[0] * split for one, split in zip(counts, splits, strict=False)
+            # Compared crosswise, as a ratio of whole numbers need not be one.
+            splits[0] * one != counts[0] * split
+            for one, split in zip(counts, splits, strict=False)
         ):
             raise LayoutError(
                 f"{self.where}{theirs}: parts of {' + '.join(map(str, splits))} rows are not "
@@ -320,6 +325,7 @@ class Row:
             if total % len(self.ours):
                 raise LayoutError(f"{theirs}: {total} is not {len(self.ours)} equal parts")
             return [total // len(self.ours)] * len(self.ours)
+        # "..." is an equal share of the rows that the named sizes leave.
         shares = self.split.count("...")
         named = [size for size in self.split if isinstance(size, str) and size != "..."]
         missing = [factor for size in named for factor in size.split("*") if factor not in settings]
@@ -347,6 +353,7 @@ class Row:
         left, _, right = self.pattern.partition("->")
         own_side = right if of_theirs else left
         free = rank - len(_groups(own_side.replace("...", " ")))
+        # Axes beyond the named ones have names only where the pattern says `...`; else the rank is an error later.
         if "..." not in own_side:
             free = 0
         rest = " ".join(f"rest{number}" for number in range(max(free, 0)))
@@ -370,6 +377,7 @@ def _solve(
         if len(unknown) > 1:
             wanted = [settings[axis] for axis in unknown if axis in settings]
             raise SettingError(f"{what}: {size} = {' x '.join(group)} needs {_wanted(wanted or unknown)}")
+        # An axis of a group follows from the others; `rest` is 0 where one of them is, and then nothing follows.
         if unknown and rest and size % rest == 0:
             sizes[unknown[0]] = size // rest
         elif unknown or rest != size:
@@ -392,6 +400,7 @@ def _place(
     start: Mapping[str, int],
     change: Change | None,
 ) -> Placement:
+    # Strides of the whole tensor in C order, by axis: a part lies in it at an offset, with these strides.
     strides: dict[str, int] = {}
     step = 1
     for axis in reversed([axis for group in right for axis in group]):
@@ -414,6 +423,7 @@ def refined(left: Sequence[Axes], right: Sequence[Axes]) -> list[tuple[int, int,
         pieces: list[tuple[int, int, int]] = []
         while mine and its:
             (size, stride), (other, other_stride) = mine.pop(), its.pop()
+            # Innermost first: the smaller piece ends both, and what the larger one has left is cut by the next.
             step = min(size, other)
             if max(size, other) % step if step else size != other:
                 raise LayoutError(f"an axis is cut into pieces of {size} on one side and of {other} on the other")
@@ -422,6 +432,7 @@ def refined(left: Sequence[Axes], right: Sequence[Axes]) -> list[tuple[int, int,
                 mine.append((size // step, stride * step))
             if step and other > step:
                 its.append((other // step, other_stride * step))
+        # Only axes of size 1 can be left over on one side; a stride of 0 does not move.
         pieces += [(size, stride, 0) for size, stride in reversed(mine)]
         pieces += [(size, 0, stride) for size, stride in reversed(its)]
         refinement += reversed(pieces)

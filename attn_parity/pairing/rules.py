@@ -80,6 +80,7 @@ class _Problems:
 
 def _read(rules: AnyRules, first: Parameters, second: Parameters, labels: Labels) -> tuple[Partial, _Problems]:
     parsed = read_rules(rules)
+    # A rule names torch and flax, whichever side they are on; rules by side, first and second, stay as they are.
     if [_framework(first, "torch"), _framework(second, "flax")] == ["flax", "torch"]:
         parsed = Rules(rule if rule.by_side else rule.turned() for rule in parsed)
     problems = _Problems(labels)
@@ -124,6 +125,7 @@ def _plain_matches(rules: Rules, first: Parameters, second: Parameters, problems
             continue
         if shape != second[other].shape:
             problems.misshapen.append(f"{places[rule]}{other}: expected {second[other].shape}, the rules give {shape}")
+        # The rule of this pair alone: without placeholders, so that reports and conversions need not match names again.
         concrete = Rule(name, other, rule.pattern, **rule.sizes)
         matches.append(Match(whole(name, first[name], "torch"), whole(other, second[other], "flax"), concrete, "rule"))
     return matches
@@ -163,6 +165,7 @@ def _joint_matches(rule: Rule, first: Parameters, second: Parameters, problems: 
             axes = [[f"a{i}" for i in range(*span)] for span in _spans([len(axis) for axis in piece_lay.axes])]
             matches.append(_match(it, piece, axes, rule.pattern, single_is_first=single_is_first))
     lost = uncovered([match.first if single_is_first else match.second for match in matches])
+    # A gap is only worth a message of its own where no other error explains it.
     if not wrong and not problems.missing and not problems.misshapen:
         problems.misshapen += [f"{rule.where}{name}: the parts are not all of it" for name in lost]
     return matches

@@ -77,6 +77,7 @@ class Tensor:
         """Return its elements in the array of its parameter."""
         if self.cut is None:
             return array
+        # NumPy refuses a view behind the end of an array, where an empty slice begins.
         if not math.prod(self.shape):
             return np.empty(self.shape, array.dtype)
         flat = np.ascontiguousarray(array).reshape(-1)
@@ -108,6 +109,7 @@ class Tensor:
         """Return it with some axes read backwards."""
         offset, strides = self.cut.offset if self.cut else 0, list(self.strides)
         for axis in axes:
+            # Backwards from the last element: as_strided takes negative strides.
             offset += (self.shape[axis] - 1) * strides[axis]
             strides[axis] = -strides[axis]
         return dataclasses.replace(self, cut=Cut(offset, tuple(strides)))

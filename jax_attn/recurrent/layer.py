@@ -6,7 +6,7 @@ those in the cache, H heads, D and Dv channels of key and value, K taps and C ch
 
 from __future__ import annotations
 
-from typing import Any, Never, TypeAlias
+from typing import Never, TypeAlias
 
 from flax import nnx
 from jax import Array
@@ -25,7 +25,7 @@ Visible: TypeAlias = Bool[Array, "B T"] | None
 """The tokens that are not padding; None if all are."""
 
 States: TypeAlias = tuple[Float[Array, "B H D Dv"] | None, Float[Array, "B K-1 C"] | None]
-"""The state, and the last inputs of the convolution if there is one; before the first token, None stands for zeros."""
+"""The state, and the last inputs of the convolution; None before the first token, and without a convolution."""
 
 LayerRead: TypeAlias = tuple[Float[Array, "B T e"], tuple[Float[Array, "B H D Dv"], Float[Array, "B K-1 C"] | None]]
 """The output, and the states that the tokens leave."""
@@ -40,7 +40,6 @@ class RecurrentLayer(nnx.Module):
             single token.
     """
 
-    config: Any
     form: str | None
 
     @typed_as(RecurrentCall)

@@ -6,7 +6,7 @@ those in the cache, H heads, D and Dv channels of key and value, K taps and C ch
 
 from __future__ import annotations
 
-from typing import Any, Never, TypeAlias
+from typing import Never, TypeAlias
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -24,7 +24,7 @@ Visible: TypeAlias = Bool[Tensor, "B T"] | None
 """The tokens that are not padding; None if all are."""
 
 States: TypeAlias = tuple[Float[Tensor, "B H D Dv"] | None, Float[Tensor, "B K-1 C"] | None]
-"""The state, and the last inputs of the convolution if there is one; before the first token, None stands for zeros."""
+"""The state, and the last inputs of the convolution; None before the first token, and without a convolution."""
 
 LayerRead: TypeAlias = tuple[Float[Tensor, "B T e"], tuple[Float[Tensor, "B H D Dv"], Float[Tensor, "B K-1 C"] | None]]
 """The output, and the states that the tokens leave."""
@@ -39,7 +39,6 @@ class RecurrentLayer(Resettable):
             single token.
     """
 
-    config: Any
     form: str | None
 
     @typed_as(RecurrentCall)

@@ -121,6 +121,7 @@ def _gemma(settings: Settings) -> Keys:
         }
         second = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
         return {**second, **sizes, **caps, **_scale(settings), **_windows(settings)}
+    # Gemma 1 has neither norm nor the other switches: a mixture is a model that `transformers` has no class for.
     odd = [key for key in GEMMA_SWITCHES if key not in ("query_head_dim_normalize", "sliding_window_size")]
     odd = [key for key in odd if settings.get(key)]
     if odd or not settings.get("query_head_dim_normalize", True):

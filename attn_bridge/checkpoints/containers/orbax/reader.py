@@ -199,6 +199,8 @@ class OrbaxReader(Reader):
         chunks = check_shape(path, name, meta.get("chunks"))
         if len(chunks) != len(shape) or 0 in chunks:
             raise bad(path, f"has chunks {printable(list(chunks))} for the shape {printable(list(shape))}")
+        # Chunks that are cut along one axis, with whole axes behind it, are contiguous bytes of the array; others need
+        # TensorStore to put them together.
         split = next((axis for axis, size in enumerate(chunks) if size > 1), len(chunks))
         if (
             any(size != whole for size, whole in zip(chunks[split + 1 :], shape[split + 1 :], strict=True))
@@ -235,6 +237,7 @@ class OrbaxReader(Reader):
             for chunk in plain.names():
                 if chunk not in sizes:
                     raise bad(plain.folder, f"lacks the chunk {chunk} of {count} that its shape {shape} needs")
+                # Zarr writes chunks at the edge whole, so every file has the same size.
                 if sizes[chunk] not in (plain.size, UNLISTED):
                     raise bad(plain.folder / chunk, f"has {sizes[chunk]} bytes; a chunk has {plain.size}")
             return
@@ -336,6 +339,7 @@ class OrbaxReader(Reader):
             keys = self._ask(lambda: self._tensorstore.KvStore.open(where).result().list().result())
             self._keys = sorted(key for key in keys if not key.endswith((b"/.zarray", b"/zarr.json")))
         first = bisect.bisect_left(self._keys, f"{name}/".encode())
+        # Keys are sorted, so the chunks of an array are neighbours.
         return bisect.bisect_left(self._keys, f"{name}0".encode()) - first  # 0 follows the slash
 
     def _ask(self, function: Any, *arguments: Any, **options: Any) -> Any:
