@@ -47,25 +47,25 @@ class Steps:
     """Arithmetic on the numbers of a tensor between two layouts, by way of ours.
 
     Attributes:
-        here: change from ours to the source's numbers; None: the source has ours.
-        there: the same for the target.
+        source: change from ours to the source's numbers; None: the source has ours.
+        target: the same for the target.
     """
 
-    here: Change | None = None
-    there: Change | None = None
+    source: Change | None = None
+    target: Change | None = None
 
     def __bool__(self) -> bool:
-        return self.here != self.there
+        return self.source != self.target
 
     def apply(self, array: Array) -> Array:
         """Return the target's numbers computed from the source's."""
-        ours = array if self.here is None else self.here.back(array)
-        return ours if self.there is None else self.there.there(ours)
+        ours = array if self.source is None else self.source.back(array)
+        return ours if self.target is None else self.target.there(ours)
 
     @property
     def turned(self) -> Steps:
         """The inverse steps."""
-        return Steps(self.there, self.here)
+        return Steps(self.target, self.source)
 
 
 NO_STEPS = Steps()

@@ -6,6 +6,7 @@ next are `BLOCK` numbers apart.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 from llvmlite import ir
@@ -173,9 +174,7 @@ def weigh(code: Code, scores: Value, rows: Value, n_keys: Value, tops: Value, li
             code.store(weight, row.at(j))
             total.set(total.get() + weight)
         factor = exp(old - safe)
-        tops_of_rows[1] = code.times_plus(
-            tops_of_rows[1], factor, _over_lanes(code, total.get(), lambda one, two: one + two)
-        )
+        tops_of_rows[1] = code.times_plus(tops_of_rows[1], factor, _over_lanes(code, total.get(), operator.add))
         tops_of_rows[0] = top
         Array(code, factors)[r] = factor
 

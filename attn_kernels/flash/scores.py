@@ -251,10 +251,10 @@ def _hide_other_documents(
     whole = count // LANES * LANES
 
     def hide(i: Value, j: Value, number: Value) -> None:
-        place = _score(scores, j, i)
+        address_of_score = _score(scores, j, i)
         is_same = code.load(of_queries + 4 * (first + i), number.type) == number
-        score = code.load(place, like(number.type, FLOAT))
-        code.store(code.choose(is_same, score, _HIDDEN), place)
+        score = code.load(address_of_score, like(number.type, FLOAT))
+        code.store(code.choose(is_same, score, _HIDDEN), address_of_score)
 
     with code.loop(0, n_keys) as j:
         number = code.load(of_keys + 4 * (start + j), _INT)

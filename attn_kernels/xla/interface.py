@@ -16,8 +16,8 @@ MAJOR, MINORS = 0, range(3, 6)
 _HEADER = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text()
 _major, MINOR = (int(number) for number in re.findall(r"define XLA_FFI_API_M..OR (\d+)", _HEADER))
 if _major != MAJOR or MINOR not in MINORS:
-    known = f"{MAJOR}.{MINORS[0]} to {MAJOR}.{MINORS[-1]}"
-    raise ImportError(f"they know versions {known} of XLA's interface, and this one is {_major}.{MINOR}")
+    supported = f"{MAJOR}.{MINORS[0]} to {MAJOR}.{MINORS[-1]}"
+    raise ImportError(f"they know versions {supported} of XLA's interface, and this one is {_major}.{MINOR}")
 
 # Words of XLA_FFI_CallFrame, XLA_FFI_Buffer, XLA_FFI_Api, as bytes from their start.
 EXTENSION, API, CONTEXT = 8, 16, 24

@@ -38,14 +38,14 @@ def region_of(tensor: DTensor) -> Region | None:
     return _region_at(tensor, tensor.device_mesh.get_coordinate())
 
 
-def _region_at(tensor: DTensor, place: Sequence[int] | None) -> Region | None:
+def _region_at(tensor: DTensor, coordinate: Sequence[int] | None) -> Region | None:
     """Return the region of a shared tensor at a coordinate of its mesh; None if it is not a box, or off the mesh."""
     from torch.distributed.tensor import Replicate, Shard
 
-    if place is None or not all(type(one) in (Shard, Replicate) for one in tensor.placements):
+    if coordinate is None or not all(type(placement) in (Shard, Replicate) for placement in tensor.placements):
         return None
     region = [(0, size) for size in tensor.shape]
-    for axis, (at, placement) in enumerate(zip(place, tensor.placements, strict=True)):
+    for axis, (at, placement) in enumerate(zip(coordinate, tensor.placements, strict=True)):
         if isinstance(placement, Shard):  # as torch.chunk does it
             start, stop = region[placement.dim]
             size = -(-(stop - start) // tensor.device_mesh.size(axis))
@@ -175,26 +175,26 @@ def _sent(mesh: DeviceMesh, tensor: Tensor, region: Region) -> Tensor:
     assert is_sharded(tensor)
     first, mine = int(mesh.mesh.flatten()[0]), mesh.get_rank()
     ranks = tensor.device_mesh.mesh
-    places = {place: _region_at(tensor, place) for place in itertools.product(*map(range, ranks.shape))}
-    if None in places.values():
+    regions = {coordinate: _region_at(tensor, coordinate) for coordinate in itertools.product(*map(range, ranks.shape))}
+    if None in regions.values():
         return whole(tensor)[slices(region)]
     own_values = own_part(tensor).detach()
-    found = torch.empty([stop - start for start, stop in region] if mine == first else 0, dtype=own_values.dtype)
-    found = found.to(own_values.device)
+    result = torch.empty([stop - start for start, stop in region] if mine == first else 0, dtype=own_values.dtype)
+    result = result.to(own_values.device)
     seen = set()
-    for place, own in places.items():
+    for coordinate, own in regions.items():
         common = None if own is None or own in seen else _common(own, region)
         seen.add(own)
         if own is None or common is None:
             continue
-        owner = int(ranks[place])
-        here, there = (
-            slices(tuple((a - c, b - c) for (a, b), (c, _) in zip(common, one, strict=True))) for one in (own, region)
+        owner = int(ranks[coordinate])
+        in_own, in_region = (
+            slices(tuple((a - c, b - c) for (a, b), (c, _) in zip(common, box, strict=True))) for box in (own, region)
         )
         if owner == mine:
-            part = own_values[here].contiguous()
+            part = own_values[in_own].contiguous()
             if mine == first:
-                found[there] = part
+                result[in_region] = part
             else:
                 distributed.send(_flat(part), first)
         elif mine == first:
@@ -202,8 +202,8 @@ def _sent(mesh: DeviceMesh, tensor: Tensor, region: Region) -> Tensor:
                 [stop - start for start, stop in common], dtype=own_values.dtype, device=own_values.device
             )
             distributed.recv(_flat(part), owner)
-            found[there] = part
-    return found
+            result[in_region] = part
+    return result
 
 
 def _flat(part: Tensor) -> Tensor:
@@ -211,9 +211,9 @@ def _flat(part: Tensor) -> Tensor:
     return part.reshape(-1).view(torch.uint8)
 
 
-def _common(one: Region, two: Region) -> Region | None:
+def _common(left: Region, right: Region) -> Region | None:
     """Return the intersection of two regions; None if it is empty."""
-    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, two, strict=True))
+    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(left, right, strict=True))
     return None if any(start >= stop for start, stop in common) else common
 
 
@@ -221,9 +221,9 @@ def _announced(mesh: DeviceMesh, tensors: Mapping[str, Tensor], numbers: list[in
     """Broadcast numbers from the first rank of a mesh and return them: along the first axis, then the next, ..."""
     from torch import distributed
 
-    device = next(own_part(one).device for one in tensors.values() if is_sharded(one))
-    said, place = torch.tensor(numbers, device=device), mesh.get_coordinate() or []
+    device = next(own_part(tensor).device for tensor in tensors.values() if is_sharded(tensor))
+    values, coordinate = torch.tensor(numbers, device=device), mesh.get_coordinate() or []
     for axis in range(mesh.ndim):
-        if not any(place[axis + 1 :]):
-            distributed.broadcast(said, group=mesh.get_group(axis), group_src=0)
-    return [int(one) for one in said.tolist()]
+        if not any(coordinate[axis + 1 :]):
+            distributed.broadcast(values, group=mesh.get_group(axis), group_src=0)
+    return [int(value) for value in values.tolist()]

@@ -274,9 +274,11 @@ def _differentiate(ctx: Any, d_context: Tensor | None, _: Any, d_total: Tensor |
     if d_total is None:
         d_total = torch.zeros_like(total)
     sinks, asks = operands[4], ctx.needs_input_grad[3]
-    *found, d_bias, d_sinks = _chosen("flash_backward")(*operands, top, total, d_context, d_total, *ctx.options, asks)
+    *gradients, d_bias, d_sinks = _chosen("flash_backward")(
+        *operands, top, total, d_context, d_total, *ctx.options, asks
+    )
     nothing = (None,) * (len(_OTHERS) - 2 + len(ctx.options))
-    return (*found, d_bias if asks else None, None if sinks is None else d_sinks, *nothing)
+    return (*gradients, d_bias if asks else None, None if sinks is None else d_sinks, *nothing)
 
 
 def _keep_of_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -290,28 +292,29 @@ def _differentiate_twice(ctx: Any, *seconds: Tensor | None) -> tuple[Any, ...]:
     *operands, top, _, d_context, d_total = ctx.saved_tensors
     *options, _ = ctx.options
     others = [*operands[5:8], _kept(operands, options[-1]), operands[10]]
-    given = [*operands[:5], d_context, d_total]
-    places = [place for place, one in enumerate(given) if one is not None]
+    arguments = [*operands[:5], d_context, d_total]
+    positions = [position for position, array in enumerate(arguments) if array is not None]
 
     def gradients(*present: Tensor) -> tuple[Tensor, ...]:
-        arrays: list[Any] = [None] * len(given)
-        for place, one in zip(places, present, strict=True):
-            arrays[place] = one
+        arrays: list[Any] = [None] * len(arguments)
+        for position, array in zip(positions, present, strict=True):
+            arrays[position] = array
         *inputs, d_context, d_total = arrays
-        here = [one for one in inputs if one is not None]
+        present_inputs = [array for array in inputs if array is not None]
 
-        def at_once(*here: Tensor) -> tuple[Tensor, Tensor]:
-            parts = iter(here)
-            return _at_once([None if one is None else next(parts) for one in inputs], others, top, *options)
+        def at_once(*present_inputs: Tensor) -> tuple[Tensor, Tensor]:
+            parts = iter(present_inputs)
+            return _at_once([None if array is None else next(parts) for array in inputs], others, top, *options)
 
-        found = iter(torch.func.vjp(at_once, *here)[1]((d_context, d_total)))
-        all_of_them = [None if one is None else next(found) for one in inputs]
-        return tuple(one for one, second in zip(all_of_them, seconds, strict=True) if second is not None)
+        of_present = iter(torch.func.vjp(at_once, *present_inputs)[1]((d_context, d_total)))
+        of_inputs = [None if array is None else next(of_present) for array in inputs]
+        return tuple(array for array, second in zip(of_inputs, seconds, strict=True) if second is not None)
 
     asked = tuple(second for second in seconds if second is not None)
-    found = dict(zip(places, torch.func.vjp(gradients, *(given[n] for n in places))[1](asked), strict=True))
-    of_operands = [found.get(place) for place in range(5)]
-    return (*of_operands, *(None,) * 6, None, None, found[5], found[6], *(None,) * len(ctx.options))
+    pull_back = torch.func.vjp(gradients, *(arguments[position] for position in positions))[1]
+    of_arguments = dict(zip(positions, pull_back(asked), strict=True))
+    of_operands = [of_arguments.get(position) for position in range(5)]
+    return (*of_operands, *(None,) * 6, None, None, of_arguments[5], of_arguments[6], *(None,) * len(ctx.options))
 
 
 def _kept(operands: Sequence[Tensor], dropout: float) -> Tensor | None:
@@ -359,18 +362,19 @@ def _at_once(
 
 def _folding(run: Any, arguments: Any, shared: tuple[str, ...]) -> Any:
     """Return how an operation is computed for a batch; one of the arrays `shared` may be for all of it."""
-    arrays = [place for place, one in enumerate(arguments) if "Tensor" in str(one.type) and one.name != "bounds"]
+    tensors = [n for n, argument in enumerate(arguments) if "Tensor" in str(argument.type)]
+    arrays = [n for n in tensors if arguments[n].name != "bounds"]
 
     def batched(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size, folded = info.batch_size, list(args)
-        for place in arrays:
-            array, dim = args[place], dims[place]
-            if array is None or (dim is None and arguments[place].name in shared and array.shape[0] == 1):
+        for position in arrays:
+            array, dim = args[position], dims[position]
+            if array is None or (dim is None and arguments[position].name in shared and array.shape[0] == 1):
                 continue
             array = array.expand(size, *array.shape) if dim is None else array.movedim(dim, 0)
-            folded[place] = array.flatten(0, 1)
-        found = tuple(_unfolded(one, size) for one in run(*folded))
-        return found, (0,) * len(found)
+            folded[position] = array.flatten(0, 1)
+        results = tuple(_unfolded(array, size) for array in run(*folded))
+        return results, (0,) * len(results)
 
     return batched
 

@@ -69,8 +69,8 @@ def attend(call: KernelCall) -> Float[Tensor, "B T H Dv"]:
         # Sequences that hide keys of their own have masks of their own.
         folded = "(b m) {h}"
         allowed = rearrange(allowed, "m 1 i s -> 1 m 1 i s")
-        for one in arrays:
-            rows = one.allowed(None, None)[:, 0, 0].expand(-1, keys)
+        for mask in arrays:
+            rows = mask.allowed(None, None)[:, 0, 0].expand(-1, keys)
             allowed = allowed & rearrange(cut(rows, False), "b m s -> b m 1 1 s")
         allowed = rearrange(allowed.expand(batch, *allowed.shape[1:]), "b m 1 i s -> (b m) 1 i s")
     query = pad(call.query, (0, 0, 0, 0, 0, blocks * block - queries))

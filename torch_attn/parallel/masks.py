@@ -55,8 +55,8 @@ def _map(mask: Mask, cut: Callable[[Tensor], Tensor]) -> Mask:
     return mask.with_arrays(cut) if next(mask.arrays(), None) is not None else mask
 
 
-def _cut(array: Tensor, one: slice, first: int, two: slice, second: int) -> Tensor:
-    for axis, part in ((first, one), (second, two)):
+def _cut(array: Tensor, rows: slice, first: int, columns: slice, second: int) -> Tensor:
+    for axis, part in ((first, rows), (second, columns)):
         if array.ndim > axis and array.shape[axis] > 1:
             array = array[(ALL,) * axis + (part,)]
     return array
