@@ -17,8 +17,8 @@ from .pairing import Pairing
 from .results.findings import Side, shown
 from .samples import calls
 from .samples.sampling import Effort, OutputStructure, Sample, draw_weights
+from .sides.arrays import is_float, wide
 from .sides.dropout_masks import Difference
-from .sides.dtypes import is_float, wide
 from .sides.subject import Arguments, Array, Arrays, ModuleFailedError, Run
 
 SIDES: tuple[Side, Side] = ("first", "second")

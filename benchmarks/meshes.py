@@ -31,7 +31,7 @@ from attn_bridge.specs import (
     Rotary,
 )
 from attn_parity import workers
-from attn_parity.adapters import load_adapter
+from attn_parity.sides.subject import load_adapter
 
 from .collectives import traffic
 

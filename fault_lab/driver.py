@@ -19,12 +19,11 @@ from attn_bridge import backends
 from attn_bridge.backends import Framework
 from attn_bridge.printable import printable
 from attn_parity import workers
-from attn_parity.adapters import load_adapter
 from attn_parity.results.findings import Picture, Side
 from attn_parity.results.report import Report
 from attn_parity.samples import calls, sampling
 from attn_parity.settings.precision import environment
-from attn_parity.sides.subject import Arguments
+from attn_parity.sides.subject import Arguments, load_adapter
 
 from .adapters import load_mutants
 from .gallery import PREFIX, Finding, GalleryTrial, find_gallery_trial, judge_trial, plan_gallery

@@ -11,7 +11,7 @@ import numpy as np
 from attn_bridge.backends import Framework
 from attn_bridge.specs import Config, Rotary, Variant
 
-from ..sides.dtypes import numpy_dtype
+from ..sides.arrays import numpy_dtype
 from ..sides.subject import Array, Arrays
 
 MODES = {"torch": ("eager", "aot", "inductor"), "flax": ("jit", "eager")}

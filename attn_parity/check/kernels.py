@@ -18,10 +18,9 @@ import numpy as np
 
 from attn_bridge import backends, masks
 
-from ..adapters import load_adapter
 from ..results.findings import worst
 from ..sides.function import function
-from ..sides.subject import Arguments, ModuleFailedError
+from ..sides.subject import Arguments, ModuleFailedError, load_adapter
 from .cases import MODES, CaseNumbers, mode_of
 from .judging import OTHER, cause_of, judge_tensors, message_of
 from .report import Cell, LeftOut

@@ -16,10 +16,10 @@ from attn_bridge import backends
 from attn_bridge.specs import VARIANTS, find_variant
 
 from .. import workers
-from ..adapters import load_adapter
 from ..samples.limits import MAX_SEEDS
 from ..settings.precision import environment
-from ..sides.dtypes import DTYPES
+from ..sides.arrays import DTYPES
+from ..sides.subject import load_adapter
 from . import kernels
 from .cases import CaseNumbers, cases_of
 from .judging import Futures, judge_row

@@ -14,7 +14,7 @@ from attn_bridge.checkpoints.containers.sources import read_file
 from attn_bridge.models import layouts
 from attn_bridge.specs import find_variant
 
-from ..sides.dtypes import DTYPES
+from ..sides.arrays import DTYPES
 from ..sides.subject import Arrays
 from .cases import TwinCase
 from .twin_runs import CheckRow

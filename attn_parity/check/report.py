@@ -12,7 +12,7 @@ import rich.table
 from attn_bridge.specs import VARIANTS
 
 from ..results.findings import TensorVerdict
-from ..sides.dtypes import LOW_PRECISIONS
+from ..sides.arrays import LOW_PRECISIONS
 
 
 @dataclasses.dataclass(frozen=True)

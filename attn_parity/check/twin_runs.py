@@ -14,8 +14,7 @@ import numpy as np
 from attn_bridge import backends
 from attn_bridge.specs import Variant
 
-from ..adapters import load_adapter
-from ..sides.subject import Arguments, Array, Arrays, Run
+from ..sides.subject import Arguments, Array, Arrays, Run, load_adapter
 from ..verdict.probes import Moved, moved_by
 from .cases import IN_FULL, IN_MODE, MODES, CaseNumbers, TwinCase, cases_of, draw, draw_cotangents, mode_of
 

@@ -15,7 +15,7 @@ from attn_bridge.cli.output import progress
 from .. import input_files as arrays
 from ..command_line import command_line
 from ..samples.limits import MAX_SEEDS
-from ..sides.dtypes import DTYPES
+from ..sides.arrays import DTYPES
 from .outputs import Outputs
 
 if TYPE_CHECKING:

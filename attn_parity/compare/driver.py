@@ -28,7 +28,7 @@ from ..results.findings import Divergence, DtypeLeak, Side, TensorVerdict, Verdi
 from ..results.report import Report
 from ..samples.limits import MAX_SEEDS
 from ..settings import precision
-from ..sides.dtypes import DTYPES
+from ..sides.arrays import DTYPES
 from ..sides.subject import Array, CannotPromoteError, ModuleFailedError
 from ..verdict.attention_probes import on_attention
 from ..verdict.bench import judge_in

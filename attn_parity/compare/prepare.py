@@ -9,7 +9,6 @@ import numpy as np
 from attn_bridge import backends
 
 from .. import matching
-from ..adapters import load_adapter
 from ..matching.outputs import check_outputs, plain_outputs
 from ..matching.state import listed
 from ..pair import SIDES, Pair, Progress, input_notes, labels_of, narrowed, weights_held, widened
@@ -17,11 +16,11 @@ from ..pairing import Match, Pairing
 from ..results.findings import Side, shown
 from ..samples import calls
 from ..samples.sampling import OutputStructure
+from ..sides.arrays import class_of, is_float
 from ..sides.dropout_masks import differences
-from ..sides.dtypes import class_of, is_float
 from ..sides.libraries import KINDS, as_side
 from ..sides.modes import IN_TRAIN_MODE, Modes, called_with
-from ..sides.subject import Arguments, Arrays, ModuleFailedError, Subject
+from ..sides.subject import Arguments, Arrays, ModuleFailedError, Subject, load_adapter
 
 LOOKED_AT = 256
 """Numbers of a tensor that are compared with the other side's, of which two tensors drawn apart share none."""

@@ -25,7 +25,7 @@ from attn_bridge.checkpoints.containers.sources import open_file, read_file
 
 from ..pairing import Tensor
 from ..samples.sampling import FIRST, Planned
-from ..sides.dtypes import is_float, numpy_dtype
+from ..sides.arrays import is_float, numpy_dtype
 from ..sides.subject import Arguments, Array, Arrays, Call, Run, SideWeight, Submodule
 from .manifest import SCHEMA, DumpManifest, Recorded, match_data, parse
 

@@ -10,7 +10,7 @@ from attn_bridge import backends
 
 from ..pairing import Cut, Match, Pairing, Tensor
 from ..samples.sampling import FIRST, Planned
-from ..sides.dtypes import DTYPES, numpy_dtype
+from ..sides.arrays import DTYPES, numpy_dtype
 from ..sides.subject import SideWeight, Submodule
 from ..sides.tables import Tables
 

@@ -14,7 +14,7 @@ from ..pairing import Match, Pairing, whole
 from ..results.findings import Side, shown
 from ..samples import calls, sampling
 from ..samples.sampling import FIRST
-from ..sides.dtypes import class_of, is_float
+from ..sides.arrays import class_of, is_float
 from ..sides.modes import Modes
 from ..sides.subject import Arguments, Arrays, ModuleFailedError, Subject, is_array
 from ..verdict.runner import Live

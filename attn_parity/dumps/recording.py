@@ -17,7 +17,6 @@ import numpy as np
 from attn_bridge import backends
 from attn_bridge import whole_folders as folders
 
-from ..adapters import load_adapter
 from ..compare import prepare
 from ..interrupts import orderly_interrupts
 from ..matching.outputs import Trials
@@ -27,9 +26,18 @@ from ..results.findings import Side
 from ..samples import calls, sampling
 from ..samples.sampling import FIRST, Planned, Sample
 from ..settings.precision import environment
-from ..sides.dtypes import wide
+from ..sides.arrays import wide
 from ..sides.libraries import as_side
-from ..sides.subject import Array, Arrays, CannotPromoteError, ModuleFailedError, Run, SideWeight, is_array
+from ..sides.subject import (
+    Array,
+    Arrays,
+    CannotPromoteError,
+    ModuleFailedError,
+    Run,
+    SideWeight,
+    is_array,
+    load_adapter,
+)
 from ..sides.tables import STILL, Tables
 from ..verdict.measures import ZERO, scale_of
 from ..verdict.notes import MAX_PROBES

@@ -23,7 +23,7 @@ from ..results.findings import DtypeLeak, Side
 from ..results.report import Report
 from ..samples import calls
 from ..samples.sampling import Planned, Sample
-from ..sides.dtypes import class_of
+from ..sides.arrays import class_of
 from ..sides.subject import Array, Call, Run, SideWeight
 from ..sides.tables import Tables
 from ..verdict.probes import Kind, Moved, Probe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..sides.dtypes import is_float
+from ..sides.arrays import is_float
 from .side import OneSide
 
 FLAGS = ("is_causal", "causal")

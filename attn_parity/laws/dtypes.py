@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..sides.dtypes import is_float, width_of
+from ..sides.arrays import is_float, width_of
 from ..sides.subject import CannotPromoteError, ModuleFailedError
 from .layout import Axes
 from .side import SAME, Gap, LawResult, NotTriedError, OneSide

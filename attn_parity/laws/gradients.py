@@ -14,7 +14,7 @@ import numpy as np
 
 from ..samples import calls
 from ..samples.sampling import cotangents
-from ..sides.dtypes import is_float
+from ..sides.arrays import is_float
 from ..sides.subject import Arguments, Array
 from .layout import Axes
 from .side import SAME, Gap, LawResult, NotTriedError, OneSide

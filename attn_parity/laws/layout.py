@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..samples import calls
-from ..sides.dtypes import is_float
+from ..sides.arrays import is_float
 from ..sides.subject import Arguments, Array
 from .side import NotTriedError, OneSide
 

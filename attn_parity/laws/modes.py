@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..adapters import load_adapter
+from ..sides.subject import load_adapter
 from .layout import Axes
 from .side import REFUSALS, Gap, LawResult, OneSide
 

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from ..sides.dtypes import is_float
+from ..sides.arrays import is_float
 from ..sides.subject import Arguments, Array
 from .claims import claims_causality, claims_no_positions
 from .layout import Axes, orders, scaled_axes

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..sides.dtypes import is_float
+from ..sides.arrays import is_float
 from ..sides.subject import Arguments, Array
 from .batches import Batch
 from .layout import Axes, scaled_axes

@@ -14,12 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from ..adapters import load_adapter
 from ..samples import calls
 from ..samples.sampling import draw_inputs, draw_weights
-from ..sides.dtypes import is_float, unit_of, wide
+from ..sides.arrays import is_float, unit_of, wide
 from ..sides.function import Function
-from ..sides.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError, Run, signature_of
+from ..sides.subject import (
+    Arguments,
+    Array,
+    Arrays,
+    CannotPromoteError,
+    ModuleFailedError,
+    Run,
+    load_adapter,
+    signature_of,
+)
 from ..verdict.measures import MEANING_LIMIT, ROUNDING_FACTOR
 from .report import Witness
 

@@ -94,7 +94,9 @@ class ChangedOperations:
                 return len(gaps) == count and max(gaps.values(), default=0.0) <= AGREE
 
             samples.append(GradientSample(arguments[side], cotangents[side], agrees))
-            leaves = {f"input {at}": group.places(side) for at, group in enumerate(groups)}
+            leaves: dict[str, tuple[str | int, ...]] = {
+                f"input {at}": group.places(side) for at, group in enumerate(groups)
+            }
             leaves |= {match.first.name: (match.tensor(side).source,) for match in pairing.matches}
             differing.update(leaf for name, gap in apart.items() if gap > AGREE for leaf in leaves[name])
         changes: list[tuple[str, str]] = self.sides.subjects[side].gradient_changes(

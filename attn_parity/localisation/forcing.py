@@ -10,7 +10,7 @@ from ..hints import Evidence
 from ..pair import SIDES
 from ..pairing import Pairing
 from ..results.findings import Side
-from ..sides.dtypes import wide
+from ..sides.arrays import wide
 from ..sides.subject import Array, Arrays, Call, Run
 from ..verdict.measures import scale_of
 from .between import PairedCall

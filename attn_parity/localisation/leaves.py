@@ -10,8 +10,7 @@ import numpy as np
 
 from ..results.findings import Side
 from ..samples.calls import is_mask
-from ..sides.dtypes import is_float
-from ..sides.large import release
+from ..sides.arrays import is_float, release
 from ..sides.subject import Arguments, Array, Call
 from ..verdict.measures import CHUNK, scale_of
 
@@ -398,7 +397,7 @@ def fed_cotangents(
 
 def in_dtype(array: Array, dtype: str | None) -> Array:
     """Return a floating-point array in a precision; None, and other arrays, stay as they are."""
-    from ..sides.dtypes import numpy_dtype
+    from ..sides.arrays import numpy_dtype
 
     return array.astype(numpy_dtype(dtype)) if dtype is not None and is_float(array) else array
 

@@ -18,7 +18,7 @@ from ..matching.submodule_pairs import SHOWN, alternatives, differing, pair_modu
 from ..pair import SIDES, Pair
 from ..results.findings import Candidate, Divergence, ModuleNode, Side, shown
 from ..samples.sampling import Sample
-from ..sides.dtypes import is_float
+from ..sides.arrays import is_float
 from ..sides.subject import Call
 from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, PairedCall, next_of

@@ -13,8 +13,7 @@ from ..pair import SIDES, Pair
 from ..pairing import Pairing
 from ..results.findings import Side, shown
 from ..samples.sampling import Sample
-from ..sides.dtypes import is_float
-from ..sides.large import is_large
+from ..sides.arrays import is_float, is_large
 from ..sides.subject import Arguments, Array, Arrays, Call, CannotPromoteError, ModuleFailedError, Run, Substitute
 
 FAILURES = (CannotPromoteError, ModuleFailedError)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..pair import SIDES
 from ..results.findings import Side, shown
-from ..sides.dtypes import is_float
+from ..sides.arrays import is_float
 from ..sides.subject import Arguments, Array, Call, Substitute
 from .between import PairedCall
 from .forcing import Paths

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..pair import SIDES
 from ..results.findings import Side
-from ..sides.dtypes import is_float, unit_of
+from ..sides.arrays import is_float, unit_of
 from ..sides.subject import Array, Call
 from ..sides.tables import STILL
 from ..verdict.criterion import precision_used

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..compare.prepare import subject_of
-from ..sides.dtypes import is_float
+from ..sides.arrays import is_float
 from ..sides.libraries import Value
 from ..sides.subject import Arguments, Array, Arrays, Subject
 

@@ -15,7 +15,7 @@ from ..pair import Pair
 from ..pairing import MAX_CANDIDATES, Pairing
 from ..results.findings import Side
 from ..samples.sampling import OutputStructure, draw_weights
-from ..sides.dtypes import is_float
+from ..sides.arrays import is_float
 from ..sides.entries import WORD, shown
 from ..sides.subject import Arrays, ModuleFailedError, Run
 from ..verdict.measures import scale_of

@@ -16,7 +16,7 @@ from ..pair import SIDES, Pair, weights_held
 from ..pairing import Match, Pairing, Suited, Tensor, whole
 from ..results.findings import Side
 from ..samples import calls
-from ..sides.dtypes import class_of, is_float, unit_of, wide
+from ..sides.arrays import class_of, is_float, unit_of, wide
 from ..sides.subject import Array, Arrays, SideWeight, Subject
 from .formulas import are_alike, is_computed, seems_computed
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from attn_bridge.weights import WeightsMismatchError
 
-from ..sides.dtypes import class_of
+from ..sides.arrays import class_of
 from .assignment import TensorSides, equals, template
 from .tensors import Match, Tensor, unstacked
 

@@ -19,7 +19,7 @@ import numpy as np
 from attn_bridge.weights import Rule
 
 from ..results.findings import PairedParameter
-from ..sides.large import is_large
+from ..sides.arrays import is_large
 from ..sides.subject import Array, Arrays, SideWeight
 
 Which = Literal["first", "second", "torch", "flax"]

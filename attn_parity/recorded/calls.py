@@ -13,11 +13,10 @@ import numpy as np
 
 from attn_bridge import backends
 
-from ..adapters import load_adapter
 from ..samples.calls import to_numpy
 from ..sides.libraries import Value
 from ..sides.modes import IN_TRAIN_MODE
-from ..sides.subject import Arguments, flatten, is_array
+from ..sides.subject import Arguments, flatten, is_array, load_adapter
 
 MAX_CALLS = 8
 """Calls of one submodule that are stored by default."""

@@ -20,9 +20,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ..adapters import load_adapter
 from ..factories import Factory, guarded, load, text_of
 from ..sides.libraries import Value
+from ..sides.subject import load_adapter
 from .calls import RecordedCall, Recording, framework_of, is_random, record
 
 PATH = "PATH.TO.Module"

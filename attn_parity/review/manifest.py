@@ -16,7 +16,7 @@ from attn_bridge.printable import printable
 from ..results import allowances
 from ..results.changes import Data
 from ..samples.limits import MAX_SEEDS
-from ..sides.dtypes import DTYPES
+from ..sides.arrays import DTYPES
 
 NAME = "parity.toml"
 

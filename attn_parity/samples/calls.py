@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..sides.dtypes import is_float, numpy_dtype
+from ..sides.arrays import is_float, numpy_dtype
 from ..sides.subject import Arguments, Array, Arrays, ModuleFailedError
 
 MAX_AXES = 6

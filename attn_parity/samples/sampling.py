@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..results.findings import Side
-from ..sides.dtypes import is_float, numpy_dtype
+from ..sides.arrays import is_float, numpy_dtype
 from ..sides.subject import Arguments, Array, Arrays, SideWeight
 from .calls import masks
 

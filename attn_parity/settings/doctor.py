@@ -14,7 +14,7 @@ import rich.table
 
 from attn_bridge import backends
 
-from ..adapters import load_adapter
+from ..sides.subject import load_adapter
 from . import precision
 from .precision import environment
 

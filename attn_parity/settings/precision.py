@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from attn_bridge import backends
 
-from ..adapters import load_adapter
+from ..sides.subject import load_adapter
 
 SwitchState = Literal["safe", "unsafe", "note", "no effect here", "info"]
 

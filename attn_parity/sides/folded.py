@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import wide
+from .arrays import wide
 from .subject import Arguments, Array, Arrays, Call, DtypeCall, Run, SideWeight, Subject, Substitute
 
 _BIAS = re.compile(r"(.*\.)?bias_ih(_l[0-9]+(_reverse)?)?")

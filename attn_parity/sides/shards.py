@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from .dtypes import unit_of
+from .arrays import unit_of
 
 Array = np.ndarray
 

@@ -10,10 +10,12 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
+from attn_bridge import backends
 from attn_bridge.backends import Framework
 
 from .dropout_masks import Draw
@@ -480,3 +482,19 @@ class Subject(Protocol):
             differing: names of the weights and positions of the inputs whose gradients differ.
             path: the submodule.
         """
+
+
+_ROOMS: dict[Framework, str] = {"torch": "torch", "flax": "jax"}
+
+
+def load_adapter(framework: Framework, module: str = "subject") -> ModuleType:
+    """Import a module that the rooms of both frameworks have.
+
+    Args:
+        framework: whose.
+        module: its name; `subject` makes subjects of modules and functions.
+
+    Raises:
+        MissingBackendError: the framework is not installed.
+    """
+    return backends.import_for(framework, f"attn_parity.frameworks.{_ROOMS[framework]}.{module}")

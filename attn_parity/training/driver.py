@@ -24,7 +24,6 @@ from attn_bridge import whole_files as files
 from attn_bridge.backends import FRAMEWORKS
 from attn_bridge.weights import Rule, Rules
 
-from ..adapters import load_adapter
 from ..compare.prepare import prepare
 from ..hints import of_statistic
 from ..interrupts import orderly_interrupts
@@ -34,9 +33,9 @@ from ..results.findings import shown, worst
 from ..samples import calls
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
+from ..sides.arrays import is_float, numpy_dtype, wide
 from ..sides.dropout_masks import Masks, differences
-from ..sides.dtypes import is_float, numpy_dtype, wide
-from ..sides.subject import Arguments, Arrays, CannotPromoteError, ModuleFailedError
+from ..sides.subject import Arguments, Arrays, CannotPromoteError, ModuleFailedError, load_adapter
 from . import arguments, free_runs
 from .free_runs import cast
 from .judging import Judge

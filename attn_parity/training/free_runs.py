@@ -16,8 +16,8 @@ import numpy as np
 from ..pair import Pair
 from ..pairing import Pairing
 from ..results.findings import Verdict
+from ..sides.arrays import is_float, numpy_dtype, unit_of, wide
 from ..sides.dropout_masks import Masks
-from ..sides.dtypes import is_float, numpy_dtype, unit_of, wide
 from ..sides.subject import Arguments, Array, Arrays
 from .stepping import SIDE_OF, State, Step
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..pairing import Pairing
 from ..results.findings import TensorVerdict
-from ..sides.dtypes import is_float, unit_of, wide
+from ..sides.arrays import is_float, unit_of, wide
 from ..sides.subject import Array, Arrays
 from ..verdict.criterion import decide
 from ..verdict.measures import Measure, measure, scale_of

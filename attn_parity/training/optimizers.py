@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..adapters import load_adapter
 from ..pairing import Match
+from ..sides.subject import load_adapter
 from .stepping import Hyperparameters
 
 

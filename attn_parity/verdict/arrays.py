@@ -15,7 +15,7 @@ from ..results.findings import TensorVerdict, Verdict
 from ..results.precision import Precision, WorstElement
 from ..results.report import ParityError
 from ..samples.calls import to_numpy
-from ..sides.dtypes import DTYPES, is_float, wide
+from ..sides.arrays import DTYPES, is_float, wide
 from ..sides.subject import Array
 from .criterion import decide
 from .measures import GROUP_FACTOR, Measure, flushed_below, measure, scale_of, sum_floor

@@ -17,7 +17,7 @@ from ..pairing import Match
 from ..results.findings import Side
 from ..samples import calls
 from ..samples.sampling import Sample
-from ..sides.dtypes import is_float, wide
+from ..sides.arrays import is_float, wide
 from ..sides.subject import Arguments, Array, CannotPromoteError, ModuleFailedError
 from .measures import scale_of
 from .runner import Live

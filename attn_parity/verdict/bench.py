@@ -15,8 +15,7 @@ import numpy as np
 from ..pair import SIDES, Pair
 from ..results.findings import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from ..samples.sampling import Planned, Sample
-from ..sides.dtypes import is_float
-from ..sides.large import is_large
+from ..sides.arrays import is_float, is_large
 from ..sides.subject import Array, CannotPromoteError, Run
 from . import notes
 from .criterion import agree, beyond, decide

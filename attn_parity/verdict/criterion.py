@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..results.findings import Side, TensorVerdict, Verdict, shown
-from ..sides.dtypes import unit_of
+from ..sides.arrays import unit_of
 from ..sides.subject import Array
 from .measures import (
     CHUNK,

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..results.findings import DtypeLeak
-from ..sides.dtypes import class_of, width_of
+from ..sides.arrays import class_of, width_of
 from ..sides.subject import DtypeCall
 
 MAX_LEAKS = 3

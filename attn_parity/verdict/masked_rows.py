@@ -12,7 +12,7 @@ import numpy as np
 
 from ..pair import SIDES
 from ..samples.sampling import Sample
-from ..sides.dtypes import is_float, wide
+from ..sides.arrays import is_float, wide
 from ..sides.subject import Array, Run
 from .measures import scale_of
 from .runner import Live

@@ -13,8 +13,7 @@ import numpy as np
 
 from ..results.findings import Side, Worst
 from ..samples.sampling import Sample
-from ..sides.dtypes import unit_of
-from ..sides.large import release
+from ..sides.arrays import release, unit_of
 from ..sides.subject import Array
 
 # About 4,500 units of float64 (2.2e-16).

@@ -16,8 +16,7 @@ from ..pairing import Match
 from ..results.findings import Picture, Side, TensorVerdict, shown
 from ..samples import calls
 from ..samples.sampling import Sample
-from ..sides.dtypes import is_float
-from ..sides.large import release
+from ..sides.arrays import is_float, release
 from ..sides.subject import Array
 from .criterion import precision_used
 from .measures import Explained, Measure, MeasureKey, flushed_below

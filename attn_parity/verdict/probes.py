@@ -23,8 +23,7 @@ import numpy as np
 from ..pair import SIDES, Pair
 from ..results.findings import Side
 from ..samples.sampling import Planned, Sample
-from ..sides.dtypes import is_float
-from ..sides.large import release
+from ..sides.arrays import is_float, release
 from ..sides.subject import Array, Run
 from ..sides.tables import STILL
 from .criterion import allowed_meaning, beyond, precision_used

@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-from ..sides.dtypes import numpy_dtype, wide
+from ..sides.arrays import numpy_dtype, wide
 from ..sides.subject import Array
 from .measures import RMS_LIMIT, flushed_below
 

@@ -18,8 +18,7 @@ from ..pairing import Match
 from ..results.findings import DtypeLeak, Side
 from ..samples import calls, sampling
 from ..samples.sampling import FIRST, Planned, Sample
-from ..sides.dtypes import class_of, is_float, unit_of, wide, width_of
-from ..sides.large import spilled
+from ..sides.arrays import class_of, is_float, spilled, unit_of, wide, width_of
 from ..sides.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError, Run
 from ..sides.tables import STILL, Tables
 from .dtype_leaks import leaks_of

@@ -11,11 +11,10 @@ import numpy as np
 
 from attn_bridge import backends
 from attn_bridge.backends import Framework
-from attn_parity.adapters import load_adapter
 from attn_parity.check.mesh.run import build
 from attn_parity.compare.driver import compare
 from attn_parity.results.report import Report
-from attn_parity.sides.subject import Arguments
+from attn_parity.sides.subject import Arguments, load_adapter
 
 from ..adapters import load_mutants
 from ..planted import mutants

@@ -19,7 +19,7 @@ LOADED = {
     "attn_bridge.backends": ("torch_attn", "jax_attn"),
     "attn_bridge.cli.app": ("attn_bridge.cli", "attn_parity.commands", "fault_lab.command"),
     "attn_bridge.parity": ("attn_parity", "fault_lab.driver", "fault_lab.mesh.driver"),
-    "attn_parity.adapters": ("attn_parity.frameworks",),
+    "attn_parity.sides.subject": ("attn_parity.frameworks",),
     "fault_lab.adapters": ("fault_lab.frameworks",),
 }
 """Module -> packages whose modules it imports by a name that it is given."""

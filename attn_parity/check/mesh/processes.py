@@ -15,7 +15,7 @@ from attn_bridge import backends
 from attn_bridge.sharding import Plan
 
 from ... import workers
-from ...adapters import load_adapter
+from ...sides.subject import load_adapter
 
 ROLES = ("tensor", "context", "fsdp")
 """Roles of the axes of a mesh, which are also their names."""

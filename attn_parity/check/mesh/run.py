@@ -12,11 +12,11 @@ from typing import Any
 from attn_bridge import backends
 from attn_bridge.specs import find_variant
 
-from ...adapters import load_adapter
 from ...compare.driver import compare
 from ...samples.limits import MAX_SEEDS
 from ...settings.precision import environment
-from ...sides.dtypes import LOW_PRECISIONS
+from ...sides.arrays import LOW_PRECISIONS
+from ...sides.subject import load_adapter
 from .cases import MODELS, MeshCase, mesh_cases
 from .processes import (
     MeshTask,

@@ -9,12 +9,11 @@ import numpy as np
 from attn_bridge.backends import Framework
 from attn_bridge.specs import DecoderBlockConfig
 
-from ...adapters import load_adapter
 from ...compare.prepare import subject_of
 from ...results.findings import SEVERITY
 from ...settings.precision import strict
-from ...sides.dtypes import numpy_dtype
-from ...sides.subject import Arguments, Array, Subject
+from ...sides.arrays import numpy_dtype
+from ...sides.subject import Arguments, Array, Subject, load_adapter
 from ...verdict.criterion import decide
 from ...verdict.measures import MEANING_LIMIT, measure, scale_of
 from .report import Decoding

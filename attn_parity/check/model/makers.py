@@ -10,8 +10,7 @@ from attn_bridge import backends
 from attn_bridge.checkpoints import containers, modules
 from attn_bridge.specs import DecoderConfig
 
-from ...adapters import load_adapter
-from ...sides.subject import Array
+from ...sides.subject import Array, load_adapter
 
 
 class Twin:

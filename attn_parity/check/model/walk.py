@@ -20,14 +20,13 @@ from attn_bridge.checkpoints.hub import reading
 from attn_bridge.specs import DecoderConfig
 from attn_bridge.validation import check_integer
 
-from ...adapters import load_adapter
 from ...compare.driver import compare
 from ...compare.prepare import subject_of
 from ...pairing import Pairing
 from ...results.findings import SEVERITY
 from ...results.report import Report
-from ...sides.large import LARGE
-from ...sides.subject import Array
+from ...sides.arrays import LARGE
+from ...sides.subject import Array, load_adapter
 from . import decoding, same_elements
 from .makers import Maker, Theirs, Twin, dtype_of
 from .report import ModelReport, PairVerdict, PartVerdict, WorstTensor

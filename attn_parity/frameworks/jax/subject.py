@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,50 +21,46 @@ from jax_attn.backend import to_numpy
 
 from ...sides.dropout_masks import Draw, MaskPlan, Masks
 from ...sides.function import Function
-from ...sides.large import LargeWeight, lends
 from ...sides.modes import mode_arguments
 from ...sides.subject import (
     Arguments,
     Array,
     Arrays,
-    Call,
     CannotPromoteError,
     DtypeCall,
-    GradientSample,
     ModuleFailedError,
     Run,
     SideWeight,
     Submodule,
-    Substitute,
     flatten,
     is_array,
     plain_values,
 )
 from ...stack import raised_at
 from .drawing import _draws_more
-from .probes.changes.gradients import StoppedPrograms
-from .probes.changes.search import ChangedPrograms
+from .probed import TAPES, ProbedSide
 from .probes.numpy_interpreter import evaluate
 from .probes.rounding import JaxprJitter
-from .probes.uses import first_uses
 from .recording import Tape, recording
 from .running.execution import (
     UNTRACEABLE,
     Differentiated,
     ProgramResults,
+    cast,
     counted,
     directly,
     is_double,
     is_probe,
+    kept_wide,
     moving_literals,
     moving_tables,
     op_by_op,
     outputs_of,
     precise,
     quick_options,
-    read,
     trace,
     walk,
+    weight_in,
 )
 from .running.promotion import promoted
 from .sides.adapter import Adapter, JaxPart, Setting, is_jax_float, shares_of
@@ -78,8 +73,6 @@ MODES = ("eager", "jit", "quick", "untraced", "jitter", "tables", "logsumexp", "
 
 MAX_TEXT = 300
 """Characters of a framework's message that are shown."""
-
-_TAPES = itertools.count(1)
 
 
 def subject_of(value: object, device: str | None = None, *, train: bool = False) -> JaxSubject:
@@ -124,7 +117,7 @@ class _Program:
     structure: list[str]
 
 
-class JaxSubject:
+class JaxSubject(ProbedSide):
     """Runs one side on NumPy arrays.
 
     Args:
@@ -221,7 +214,7 @@ class JaxSubject:
         missing = [name for name in names if name not in passed]
         what = self._adapter.label.removesuffix(f" {self.name}")
         texts = [f"the {what}'s `{name}` (you gave none)" for name in missing]
-        changed = ", ".join(sorted(self._part("").changed))
+        changed = ", ".join(sorted(self.part("").changed))
         again = [f"a second call: what a call changes is put back before each ({changed})"] if changed else []
         return [*branches, *self._adapter.caches(), *texts, *again]
 
@@ -240,43 +233,24 @@ class JaxSubject:
     ) -> Run:
         """Run forward, and backward if there are cotangents; see `Subject.run`."""
         dtype = "float64" if mode in ("tables", "flash", "literals") else dtype
-        part = self._part(path)
-        weights = {name: _weight(weights[name], dtype) for name in part.names if name in weights}
-        leaves = [_as(leaf, dtype) for leaf in arguments.leaves]
+        part = self.part(path)
+        weights = {name: weight_in(weights[name], dtype) for name in part.names if name in weights}
+        leaves = [cast(leaf, dtype) for leaf in arguments.leaves]
         rounded_cotangents = (
-            None if cotangents is None else [None if one is None else _as(one, dtype) for one in cotangents]
+            None if cotangents is None else [None if one is None else cast(one, dtype) for one in cotangents]
         )
-        plan, probe = (
-            MaskPlan(),
-            Differentiated(
-                self.name,
-                self.train,
-                part,
-                arguments,
-                dtype,
-                0 if is_probe(mode) else seed,
-                mode,
-                None,
-                self._entry(path),
-            ),
-        )
+        seed_of_code = 0 if is_probe(mode) else seed
+        entry = None if path else self.entry
+        probe = Differentiated(self.name, self.train, part, arguments, dtype, seed_of_code, mode, None, entry)
+        plan = MaskPlan() if self.train else None
         function = probe.function(plan)
-        key = (
-            path,
-            dtype,
-            mode,
-            tuple(sorted(tables)),
-            0 if is_probe(mode) else seed,
-            _layout(weights),
-            _layout(leaves),
-            _layout(rounded_cotangents),
-            _static(arguments),
-        )
         operands = (weights, leaves, rounded_cotangents)
-        with self._reported(dtype, arguments), _kept_wide(weights, leaves):
-            draws, foreign = self._ask(key, plan, function, operands, dtype) if self.train else ([], False)
-            source = Masks(masks)
-            drawn = [source.draw(one.shape, one.keep, one.path, one.setting) for one in draws]
+        layouts = map(_layout, operands)
+        key = (path, dtype, mode, tuple(sorted(tables)), seed_of_code, *layouts, _static(arguments))
+        with self.reported(dtype, arguments), kept_wide(weights, leaves):
+            draws, foreign = ([], False) if plan is None else self._ask(key, plan, function, operands, dtype)
+            source = Masks(masks) if draws else None
+            drawn = [] if source is None else [source.draw(one.shape, one.keep, one.path, one.setting) for one in draws]
             if key not in self._programs:
                 run = self._program(key, function, (*operands, drawn), dtype, mode, tables)
                 self._programs[key] = _Program(counted(run, probe.replaced), probe.structure)
@@ -296,37 +270,20 @@ class JaxSubject:
             shares,
         )
 
-    def uses(self, weights: Mapping[str, np.ndarray], arguments: Arguments) -> dict[str, int]:
-        """Return weight -> number of the first operation that combines it with values that depend on inputs."""
-        names = [name for name in self._part("").names if name in weights]
-        probe = Differentiated(self.name, self.train, self._part(""), arguments, None, 0, "eager", None, self.entry)
-
-        def forward(weights: list[ArrayLike], leaves: list[ArrayLike]) -> list[jax.Array]:
-            return probe.function(Masks(0))(dict(zip(names, weights, strict=True)), leaves, None, [])[0]
-
-        leaves = arguments.leaves
-        with self._reported(None, arguments):
-            closed, _ = trace(forward, ([weights[name] for name in names], leaves))
-        uses = first_uses(closed, [True] * len(names) + [False] * len(leaves))
-        return {names[position]: at for position, at in uses.items()}
-
-    def _entry(self, path: str) -> str | None:
-        return None if path else self.entry
-
     def describe_outputs(
         self, weights: Mapping[str, np.ndarray], arguments: Arguments
     ) -> list[tuple[str, tuple[int, ...], str]]:
         """Return place, shape and dtype of every output of a call; JAX need not run for it."""
         structure: list[str] = []
-        setting = Setting(train=self.train, source=MaskPlan())
+        setting = Setting(train=self.train, source=MaskPlan() if self.train else None)
 
         def _run(weights: dict[str, ArrayLike], leaves: list[ArrayLike]) -> list[jax.Array]:
-            result = self._part("").call(weights, arguments.with_leaves(leaves), setting)
+            result = self.part("").call(weights, arguments.with_leaves(leaves), setting)
             self.plain = plain_values(result)
             structure[:], outputs = outputs_of(result, self.name, self.entry)
             return outputs
 
-        with self._reported(None, arguments), _kept_wide(weights, arguments.leaves):
+        with self.reported(None, arguments), kept_wide(weights, arguments.leaves):
             try:
                 shapes = jax.eval_shape(_run, dict(weights), arguments.leaves)
             except UNTRACEABLE:
@@ -335,130 +292,29 @@ class JaxSubject:
                 return [(place, one.shape, one.dtype.name) for place, one in described]
         return [(place, one.shape, one.dtype.name) for place, one in zip(structure, shapes, strict=True)]
 
-    def record(
-        self,
-        weights: Mapping[str, np.ndarray],
-        arguments: Arguments,
-        cotangents: Sequence[np.ndarray | None] | None,
-        *,
-        path: str = "",
-        dtype: str | None = "float64",
-    ) -> list[Call]:
-        """Run in float64 and return every call of every submodule; see `Subject.record`."""
-        return self.substituted(weights, arguments, cotangents, {}, path=path, dtype=dtype)[1]
-
     def dtypes(self, weights: Mapping[str, Array], arguments: Arguments, dtype: str | None = None) -> list[DtypeCall]:
         """Return the dtypes of all calls of a forward pass, which is traced alone; see `Subject.dtypes`."""
-        tape, part = Tape(), self._part("")
+        tape, part = Tape(), self.part("")
         arrays = {name: weights[name] for name in part.names if name in weights}
-        leaves = [_as(leaf, dtype) for leaf in arguments.leaves]
-        setting = Setting(dtype, 0, self.train, Masks(0), tape)
+        leaves = [cast(leaf, dtype) for leaf in arguments.leaves]
+        setting = Setting(dtype, 0, self.train, Masks(0) if self.train else None, tape)
 
         def _run(weights: Mapping[str, jax.Array], leaves: Sequence[jax.Array]) -> list[jax.Array]:
             tape.clear()
             return outputs_of(part.call(weights, arguments.with_leaves(leaves), setting), self.name, self.entry)[1]
 
         shapes = {name: jax.ShapeDtypeStruct(array.shape, _cast_of(array, dtype)) for name, array in arrays.items()}
-        with self._reported(dtype, arguments), _kept_wide(arrays, leaves), recording(next(_TAPES)):
+        with self.reported(dtype, arguments), kept_wide(arrays, leaves), recording(next(TAPES)):
             try:
                 outputs = jax.eval_shape(_run, shapes, leaves)
             except UNTRACEABLE:  # it looks at values
-                cast = {name: _as(array, dtype) for name, array in arrays.items()}
-                outputs = _run(*jax.tree.map(jnp.asarray, (cast, leaves)))
+                given = {name: cast(array, dtype) for name, array in arrays.items()}
+                outputs = _run(*jax.tree.map(jnp.asarray, (given, leaves)))
         inputs, returned = (tuple(array.dtype.name for array in side) for side in (leaves, outputs))
         return [DtypeCall("", -1, len(tape.entries), inputs, returned), *tape.dtypes()]
 
-    def substituted(
-        self,
-        weights: Mapping[str, np.ndarray],
-        arguments: Arguments,
-        cotangents: Sequence[np.ndarray | None] | None,
-        substitutes: Mapping[str, Sequence[Substitute]],
-        *,
-        path: str = "",
-        dtype: str | None = "float64",
-    ) -> tuple[Run, list[Call]]:
-        """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
-        tape = Tape(substitutes)
-        part = self._part(path)
-        operands = (
-            {name: _weight(weights[name], dtype) for name in part.names if name in weights},
-            [_as(leaf, dtype) for leaf in arguments.leaves],
-            None if cotangents is None else [None if one is None else _as(one, dtype) for one in cotangents],
-            None,
-        )
-        probe = Differentiated(self.name, self.train, part, arguments, dtype, 0, "eager", tape, self._entry(path))
-        function = probe.function(Masks(0))
-        with (
-            self._reported(None, arguments),
-            precise(dtype),
-            _kept_wide(operands[0], operands[1]),
-            jax.disable_jit(),
-            recording(next(_TAPES)),
-        ):
-            results = _noted(function, operands, tape, in_float64=dtype == "float64")
-        outputs, of_weights, of_inputs = results
-        return Run(
-            [to_numpy(one) for one in outputs],
-            list(probe.structure),
-            [to_numpy(of_inputs[str(i)]) if str(i) in of_inputs else None for i in range(len(arguments.leaves))],
-            {name: to_numpy(one) for name, one in of_weights.items()},
-        ), [call for call in tape.calls() if call.path != path]
-
-    def changes(
-        self,
-        weights: Mapping[str, Array],
-        samples: Sequence[tuple[Arguments, Sequence[Array]]],
-        *,
-        path: str = "",
-    ) -> list[tuple[str, str]]:
-        """Return the changes of one operation that give the outputs wanted; see `Subject.changes`."""
-        part, arguments = self._part(path), samples[0][0]
-        kept = {name: _as(weights[name], "float64") for name in part.names if name in weights}
-        operands, *others = [(kept, [_as(leaf, "float64") for leaf in each.leaves], None, None) for each, _ in samples]
-        probe = Differentiated(self.name, self.train, part, arguments, "float64", 0, "eager", None, self._entry(path))
-        function = probe.function(Masks(0))
-        with self._reported("float64", arguments), _kept_wide(operands[0], operands[1]):
-            try:
-                closed, _ = self._trace_promoted(function, operands)
-            except UNTRACEABLE:  # it looks at values
-                return []
-            runs = [ChangedPrograms(closed, jax.tree.leaves(one)) for one in (operands, *others)]
-        return runs[0].found([wanted for _, wanted in samples], runs[1:])
-
-    def gradient_changes(
-        self,
-        weights: Mapping[str, Array],
-        samples: Sequence[GradientSample],
-        differing: Collection[str | int],
-        *,
-        path: str = "",
-    ) -> list[tuple[str, str]]:
-        """Return the changes of what gradients pass with which every sample agrees; see `Subject.gradient_changes`."""
-        part, arguments = self._part(path), samples[0].arguments
-        kept = {name: _as(weights[name], "float64") for name in sorted(part.names) if name in weights}
-        operands = [
-            (kept, [_as(leaf, "float64") for leaf in sample.arguments.leaves], None, None) for sample in samples
-        ]
-        floats = [position for position, leaf in enumerate(arguments.leaves) if is_jax_float(leaf)]
-        probe = Differentiated(self.name, self.train, part, arguments, "float64", 0, "eager", None, self._entry(path))
-
-        def run_of(outputs: Sequence[Array], gradients: Mapping[str | int, Array]) -> Run:
-            inputs = [gradients.get(position) for position in range(len(arguments.leaves))]
-            own = {name: array for name, array in gradients.items() if isinstance(name, str)}
-            return Run(list(outputs), list(probe.structure), inputs, own)
-
-        with self._reported("float64", arguments), _kept_wide(operands[0][0], operands[0][1]):
-            try:
-                closed, _ = self._trace_promoted(probe.function(Masks(0)), operands[0])
-            except UNTRACEABLE:  # it looks at values
-                return []
-            leaves = [*kept, *range(len(arguments.leaves))]
-            programs = StoppedPrograms(closed, leaves, {*part.trainable, *floats}, run_of)
-            return programs.found(samples, [jax.tree.leaves(one) for one in operands], differing)
-
     @contextlib.contextmanager
-    def _reported(self, dtype: str | None, arguments: Arguments) -> Iterator[None]:
+    def reported(self, dtype: str | None, arguments: Arguments) -> Iterator[None]:
         """Convert an exception of the side into a one-line error that names the side."""
         try:
             yield
@@ -555,12 +411,13 @@ class JaxSubject:
         """
         same = (*key[:2], *key[4:])
         if same not in self._promoted:
-            self._promoted[same] = self._trace_promoted(function, operands)
+            self._promoted[same] = self.trace_promoted(function, operands)
         return self._promoted[same]
 
-    def _trace_promoted(
+    def trace_promoted(
         self, function: Callable[..., object], operands: object
     ) -> tuple[core.ClosedJaxpr, jax.tree_util.PyTreeDef]:
+        """Trace a function in float64."""
         if not self.train:
             # Whatever goes wrong here goes right below, or is raised there.
             with contextlib.suppress(Exception), promoted():
@@ -572,42 +429,11 @@ class JaxSubject:
             with promoted():  # control flow on values, perhaps below a loop that has to stay one
                 return trace(function, operands)
 
-    def _part(self, path: str) -> JaxPart:
+    def part(self, path: str) -> JaxPart:
+        """Return a submodule as a function of its weights."""
         if path not in self._parts:
             self._parts[path] = self._adapter.part(path)
         return self._parts[path]
-
-
-def _noted(function: Callable[..., Any], operands: object, tape: Tape, *, in_float64: bool) -> Any:
-    """Return the results of a function whose calls a tape records.
-
-    In float64 the traced program runs in NumPy; a program that reads values cannot be traced and runs in JAX.
-    """
-    if in_float64:
-        try:
-            closed, tree = trace(function, operands)
-            return jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
-        except UNTRACEABLE:  # it looks at values
-            tape.clear()
-    return function(*jax.tree.map(jnp.asarray, read(operands)))
-
-
-def _kept_wide(weights: Mapping[str, object], leaves: Sequence[object]) -> contextlib.AbstractContextManager[None]:
-    """Return the context in which JAX does not cut float64 operands down to float32."""
-    wide: contextlib.AbstractContextManager[None] = jax.enable_x64(True)
-    return wide if is_double((weights, leaves)) else contextlib.nullcontext()
-
-
-def _weight(array: np.ndarray, dtype: str | None) -> Any:
-    return LargeWeight(array) if lends(array, dtype) else _as(array, dtype)
-
-
-def _as(array: np.ndarray, dtype: str | None) -> np.ndarray:
-    return array.astype(jnp.dtype(dtype), copy=False) if dtype is not None and is_jax_float(array) else array
-
-
-def _cast_of(array: Array, dtype: str | None) -> np.dtype[np.generic]:
-    return jnp.dtype(dtype) if dtype is not None and is_jax_float(array) else array.dtype
 
 
 def _failure(error: Exception, dtype: str | None, what: str, details: str = "") -> Exception:
@@ -616,6 +442,10 @@ def _failure(error: Exception, dtype: str | None, what: str, details: str = "") 
     details = "; ".join(filter(None, (raised_at(error), details)))
     message += f" ({details})" if details else ""
     return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
+
+
+def _cast_of(array: Array, dtype: str | None) -> np.dtype[np.generic]:
+    return jnp.dtype(dtype) if dtype is not None and is_jax_float(array) else array.dtype
 
 
 def _layout(tree: object) -> Hashable:

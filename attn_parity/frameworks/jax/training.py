@@ -24,11 +24,11 @@ from ...sides.dropout_masks import Draw, MaskPlan, Masks
 from ...sides.subject import Arguments, Arrays, ModuleFailedError
 from ...training.stepping import Hyperparameters, State, Step
 from .drawing import _draws_more, _prepare, drawing
-from .running.execution import outputs_of, trace
+from .running.execution import cast, outputs_of, trace
 from .running.promotion import promoted
 from .sides.adapter import dotted, is_jax_float
 from .sides.nnx_module import NNXPart
-from .subject import _as, _failure, _layout, _static
+from .subject import _failure, _layout, _static
 
 SLOTS = {"mu": "mu", "nu": "nu", "trace": "trace"}
 """Optimizer state -> the name that both sides have for it: optax's."""
@@ -111,10 +111,10 @@ class Trainer:
             ModuleFailedError: the module or the loss raised.
             CannotPromoteError: it cannot run in float64.
         """
-        leaves = [_as(leaf, self.precision) for leaf in arguments.leaves]
-        targets = _as(targets, self.precision) if isinstance(targets, np.ndarray) else targets
-        mine = {name: _as(weights[name], self.precision) for name in weights if name in self.trainable}
-        rest = {name: _as(weights[name], self.precision) for name in weights if name not in self.trainable}
+        leaves = [cast(leaf, self.precision) for leaf in arguments.leaves]
+        targets = cast(targets, self.precision) if isinstance(targets, np.ndarray) else targets
+        mine = {name: cast(weights[name], self.precision) for name in weights if name in self.trainable}
+        rest = {name: cast(weights[name], self.precision) for name in weights if name not in self.trainable}
         key = (_layout((mine, rest)), _layout(leaves), _layout(targets), _static(arguments))
         try:
             if key not in self._programs:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from torch_attn.backend import few_threads, from_numpy
+from torch_attn.backend import few_threads, from_numpy, to_numpy
 from torch_attn.functional import dtype_name
+from torch_attn.shards import is_sharded
 
 from ...hints.settings import read as read_settings
+from ...sides.arrays import class_of, is_large
 from ...sides.dropout_masks import MaskPlan, Masks
-from ...sides.dtypes import class_of
-from ...sides.large import is_large
 from ...sides.subject import (
     Arguments,
     Array,
@@ -41,7 +41,7 @@ from .running.execution import Execution, NeedsBackwardError, as_written, can_bu
 from .running.gradients import StoppedCalls
 from .running.gradients import found as stopped_in
 from .running.operations import ChangedCalls, found
-from .running.replicas import mesh_of, read
+from .running.replicas import read
 from .running.state import ONE_AT_A_TIME, asks_for_mode, eager, undisturbed
 from .substitution import Substitution
 from .weights import ModuleSide, TorchFunctionSide, TorchPart, check_readable, device_of, outputs_of, side_of
@@ -80,7 +80,7 @@ class TorchSubject:
         self.train = train
         self.device = device_of(self.side.tensors(), device)
         self.changed = set()
-        self.mesh = mesh_of(self.side.tensors().values())
+        self.mesh = next((one.device_mesh for one in self.side.tensors().values() if is_sharded(one)), None)
         self.apart: list[str] = []
         self.plain: dict[str, Any] = {}
         self.entry: str | None = None
@@ -135,6 +135,9 @@ class TorchSubject:
             arrays = {}
             self.apart = []
             for name, tensor in tensors.items():
+                if self.mesh is None:
+                    arrays[name] = to_numpy(tensor)
+                    continue
                 arrays[name], difference = read(tensor, f"weight {name}", self.mesh)
                 self.apart += [difference] if difference else []
             return {name: array if is_large(array) else array.copy() for name, array in arrays.items()}
@@ -328,7 +331,7 @@ class TorchSubject:
         with ONE_AT_A_TIME:
             return stopped_in(run, samples)
 
-    def drawing(self, source: Masks | MaskPlan) -> contextlib.AbstractContextManager[object]:
+    def drawing(self, source: Masks | MaskPlan | None) -> contextlib.AbstractContextManager[object]:
         """Return the context in which dropout takes its masks from `source`, in train mode."""
         return drawing(source, self.side.modules()[""]) if self.train else contextlib.nullcontext()
 

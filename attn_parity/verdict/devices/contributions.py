@@ -10,7 +10,7 @@ import numpy as np
 from ...pair import SIDES
 from ...results.findings import Side, shown
 from ...samples.sampling import Sample
-from ...sides.dtypes import wide
+from ...sides.arrays import wide
 from ...sides.shards import ShardCut
 from ...sides.subject import Array, Run
 from ..measures import MEANING_LIMIT, scale_of

@@ -12,7 +12,7 @@ import numpy as np
 from ...pair import SIDES
 from ...results.findings import Side
 from ...samples.sampling import Sample
-from ...sides.dtypes import wide
+from ...sides.arrays import wide
 from ...sides.shards import ShardCut
 from ...sides.subject import Array
 from ..measures import MEANING_LIMIT, scale_of

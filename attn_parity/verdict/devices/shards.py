@@ -10,7 +10,7 @@ import numpy as np
 from ...pair import SIDES, Pair
 from ...results.findings import Side, TensorVerdict
 from ...samples.sampling import Sample
-from ...sides.dtypes import wide
+from ...sides.arrays import wide
 from ...sides.shards import ShardCut, named, where
 from ...sides.subject import Run
 from ..measures import MEANING_LIMIT, scale_of

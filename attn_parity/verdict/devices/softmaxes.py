@@ -11,7 +11,7 @@ import numpy as np
 from ...pair import SIDES
 from ...results.findings import Side, shown
 from ...samples.sampling import Sample
-from ...sides.dtypes import is_float, wide
+from ...sides.arrays import is_float, wide
 from ...sides.subject import Array
 from ..measures import MEANING_LIMIT, scale_of
 from ..runner import Live

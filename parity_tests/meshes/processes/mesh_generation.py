@@ -11,9 +11,9 @@ import numpy as np
 
 from attn_bridge import backends
 from attn_parity import workers
-from attn_parity.adapters import load_adapter
 from attn_parity.check.mesh.cases import mesh_cases
 from attn_parity.check.mesh.run import build
+from attn_parity.sides.subject import load_adapter
 
 from ...support.processes import crew
 

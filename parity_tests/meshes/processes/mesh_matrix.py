@@ -22,10 +22,10 @@ import numpy as np
 
 from attn_bridge import backends
 from attn_parity import workers
-from attn_parity.adapters import load_adapter
 from attn_parity.check.mesh.cases import MeshCase, mesh_cases
 from attn_parity.check.mesh.run import build
 from attn_parity.commands.check import parse_mesh
+from attn_parity.sides.subject import load_adapter
 
 from ...support.processes import crew
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_parity.adapters import load_adapter
+from attn_parity.sides.subject import load_adapter
 
 from ...support.processes import crew
 

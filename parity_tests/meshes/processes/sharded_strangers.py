@@ -14,7 +14,7 @@ import numpy as np
 
 from attn_bridge import backends, parity
 from attn_parity import workers
-from attn_parity.adapters import load_adapter
+from attn_parity.sides.subject import load_adapter
 
 from ...support.processes import crew
 

@@ -13,7 +13,7 @@ from attn_parity import workers
 from attn_parity.check import kernels, matrix
 from attn_parity.check.cases import MODES, cases_of
 from attn_parity.check.twin_runs import CheckRow
-from attn_parity.sides.dtypes import DTYPES
+from attn_parity.sides.arrays import DTYPES
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)

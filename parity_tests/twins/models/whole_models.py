@@ -12,8 +12,7 @@ from flax import nnx
 
 import torch_attn
 from attn_bridge import transfer
-from attn_parity.adapters import load_adapter
-from attn_parity.sides.subject import Arguments
+from attn_parity.sides.subject import Arguments, load_adapter
 from jax_attn import backend as jax_backend
 from parity_tests.support.models.whole_models import WholeModel, draw
 from torch_attn import backend as torch_backend

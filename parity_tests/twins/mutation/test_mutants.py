@@ -9,8 +9,7 @@ import pytest
 
 from attn_bridge import backends, torch_to_flax
 from attn_bridge.reference import directional_derivative
-from attn_parity.adapters import load_adapter
-from attn_parity.sides.subject import Arguments
+from attn_parity.sides.subject import Arguments, load_adapter
 from fault_lab.adapters import load_mutants
 from fault_lab.planted import block_faults, mutants, pairs
 from parity_tests.support.calls.blocks import find_config

@@ -13,9 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_bridge import backends, torch_to_flax
-from attn_parity.adapters import load_adapter
 from attn_parity.settings.precision import strict
-from attn_parity.sides.subject import Arguments
+from attn_parity.sides.subject import Arguments, load_adapter
 from fault_lab.adapters import load_mutants
 from fault_lab.driver import find_trial, run_trial
 from fault_lab.planted import mutants, pairs

@@ -18,7 +18,7 @@ from jax import Array
 from jax.extend import core
 from jax.typing import ArrayLike
 
-from ....sides.large import LargeWeight, spilled
+from ....sides.arrays import LargeWeight, spilled
 from ....sides.subject import CannotPromoteError
 from .numpy_operations import OPERATIONS
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import core
 from jax.typing import ArrayLike
 
-from ....sides.large import LargeWeight
+from ....sides.arrays import LargeWeight
 from ....sides.tables import STILL, Collector
 from ....sides.tables import Tables as Found
 from .numpy_interpreter import Interpreter, Operand, Value

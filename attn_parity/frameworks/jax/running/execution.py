@@ -19,9 +19,9 @@ from jax import Array
 from jax.extend import core
 from jax.typing import ArrayLike
 
+from ....sides.arrays import LargeWeight, lends
 from ....sides.dropout_masks import MaskPlan, Masks
 from ....sides.entries import picked
-from ....sides.large import LargeWeight
 from ....sides.subject import Arguments, ModuleFailedError, flatten
 from ....sides.tables import Tables
 from ..probes.literals import evaluate_literals
@@ -266,6 +266,22 @@ def is_double(operands: Any) -> bool:
     return bool(floats) and all(one.dtype == np.float64 for one in floats)
 
 
+def kept_wide(weights: Mapping[str, object], leaves: Sequence[object]) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which JAX does not cut float64 operands down to float32."""
+    wide: contextlib.AbstractContextManager[None] = jax.enable_x64(True)
+    return wide if is_double((weights, leaves)) else contextlib.nullcontext()
+
+
+def weight_in(array: np.ndarray, dtype: str | None) -> Any:
+    """Return a weight in a precision; a large one is promoted where it is read."""
+    return LargeWeight(array) if lends(array, dtype) else cast(array, dtype)
+
+
+def cast(array: np.ndarray, dtype: str | None) -> np.ndarray:
+    """Return a floating-point array in a precision, if one is given, and other arrays as they are."""
+    return array.astype(jnp.dtype(dtype), copy=False) if dtype is not None and is_jax_float(array) else array
+
+
 class Differentiated:
     """One forward and backward pass as a function of weights, inputs, cotangents and masks.
 
@@ -292,7 +308,7 @@ class Differentiated:
         self._entry = entry
         self._setting = Setting(dtype, seed, train, None, tape)
 
-    def function(self, source: MaskPlan | Masks) -> Callable[..., tuple[list[Array], _Gradients, _Gradients]]:
+    def function(self, source: MaskPlan | Masks | None) -> Callable[..., tuple[list[Array], _Gradients, _Gradients]]:
         """Return the function; a `MaskPlan` as source receives its masks as the function's last argument."""
         setting = dataclasses.replace(self._setting, source=source)
         kinds: list[bool] = []

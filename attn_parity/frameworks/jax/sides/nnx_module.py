@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jax_attn.backend import WEIGHTS, to_numpy
 
 from ....hints.settings import read as read_settings
-from ....sides.large import is_large
+from ....sides.arrays import is_large
 from ....sides.patching import replaced
 from ....sides.subject import Arguments, Arrays, SideWeight, Submodule, culprit, signature_of
 from ..drawing import _prepare, drawing

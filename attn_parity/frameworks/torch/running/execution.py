@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch_attn.backend import to_numpy
 from torch_attn.shards import cut_as, is_sharded
 
+from ....sides.arrays import lends
 from ....sides.dropout_masks import Masks
-from ....sides.large import lends
 from ....sides.shards import Shares
 from ....sides.subject import Arguments, Array, CannotPromoteError, ModuleFailedError, Run, culprit, plain_values
 from ....sides.tables import STILL
@@ -79,7 +79,7 @@ class Execution:
         accumulate: bool,
     ) -> Run:
         """Run it; `accumulate` has gradients added to their leaves, as ``loss.backward()`` does."""
-        source = Masks(self.masks)
+        source = Masks(self.masks) if self.subject.train else None
         with self._prepared(source) as drawn:
             tensors = self._weights(weights)
             leaves = self._cut([self.subject.tensor(leaf, self.dtype) for leaf in arguments.leaves])
@@ -126,7 +126,7 @@ class Execution:
                 structure,
                 gradients[: len(leaves)],
                 {self.part.names[name]: one for name, one in named.items() if one is not None},
-                source.draws,
+                [] if source is None else source.draws,
                 drawn is not None and drawn.foreign(),
                 getattr(probe, "moved", 0),
                 probe.met if isinstance(probe, (DispatchTables, DispatchLiterals)) and self.seed == STILL else None,
@@ -136,12 +136,14 @@ class Execution:
 
     def _shares(self, outputs: Sequence[Tensor], tensors: Mapping[str, Tensor], apart: Sequence[str]) -> Shares:
         """Return how devices share the results."""
+        if self.subject.mesh is None and not any(map(is_sharded, outputs)):
+            return Shares()
         cuts = {self.part.names[name]: cut_of(one) for name, one in tensors.items() if is_sharded(one)}
         parameters = {name: cut for name, cut in cuts.items() if cut.is_cut}
         return Shares(tuple(map(cut_of, outputs)), parameters, tuple(apart))
 
     @contextlib.contextmanager
-    def _prepared(self, source: Masks) -> Iterator[Any]:
+    def _prepared(self, source: Masks | None) -> Iterator[Any]:
         """Enter modes, precision, masks, and contexts that leave the user's process unchanged."""
         subject = self.subject
         modules = subject.side.modules()
@@ -257,6 +259,8 @@ def _copy(tensor: Tensor, what: str, apart: list[str], mesh: object) -> Array:
 
 def _read(tensor: Tensor, what: str, apart: list[str], mesh: object) -> Array:
     """Return a tensor as an array, and note where devices hold other copies of it."""
+    if mesh is None and not is_sharded(tensor):
+        return to_numpy(tensor)
     array, difference = read(tensor, what, mesh)
     if difference:
         apart.append(difference)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_attn.backend import to_numpy
 
-from ....sides.large import Array, release, spilled
+from ....sides.arrays import Array, release, spilled
 
 _TURNS = {"t", "transpose", "permute", "swapaxes"}
 """Operations that only change the layout; below, properties that do."""

@@ -6,7 +6,7 @@ take those of the first device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,11 +33,6 @@ def cut_of(tensor: Tensor) -> ShardCut:
             if placement.is_shard():
                 axes[placement.dim % tensor.ndim].append((_axis_name(tensor, number), tensor.device_mesh.size(number)))
     return ShardCut(tuple(tuple(axis) for axis in axes))
-
-
-def mesh_of(tensors: Iterable[Tensor]) -> DeviceMesh | None:
-    """Return the devices that share some tensors; None if none are shared."""
-    return next((one.device_mesh for one in tensors if is_sharded(one)), None)
 
 
 def read(tensor: Tensor, what: str, mesh: DeviceMesh | None) -> tuple[Array, str]:

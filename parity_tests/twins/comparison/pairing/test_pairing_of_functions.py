@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from attn_bridge.parity import compare, function
-from attn_parity.adapters import load_adapter
-from attn_parity.sides.subject import Arguments
+from attn_parity.sides.subject import Arguments, load_adapter
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.standard_normal((2, 3, 6, 6)).astype(np.float32)

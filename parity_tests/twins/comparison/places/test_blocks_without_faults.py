@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from attn_bridge import backends, torch_to_flax
-from attn_parity.adapters import load_adapter
-from attn_parity.sides.subject import Arguments
+from attn_parity.sides.subject import Arguments, load_adapter
 from fault_lab.adapters import load_mutants
 from fault_lab.mesh.configs import draw_mesh_config
 from fault_lab.planted import mutants

@@ -14,7 +14,6 @@ from jax.typing import ArrayLike
 
 from .....hints.changes import PER_OPERATION, TRACED, Budget, stopped
 from .....sides.subject import Array, GradientSample, Run
-from ...running.promotion import promoted
 from ..numpy_interpreter import bind, evaluate
 from .program import Atom, Jaxpr, Program
 
@@ -43,6 +42,7 @@ class StoppedPrograms:
         leaves: its arguments, in order.
         trained: those that have gradients.
         run_of: makes a run from the outputs and the gradients by leaf.
+        trace: traces a function of these arguments in float64, to its program and the structure of its results.
     """
 
     def __init__(
@@ -51,8 +51,9 @@ class StoppedPrograms:
         leaves: Sequence[Leaf],
         trained: Collection[Leaf],
         run_of: Callable[[Sequence[Array], Mapping[Leaf, Array]], Run],
+        trace: Callable[[Callable[..., object], object], tuple[Jaxpr, jax.tree_util.PyTreeDef]],
     ):
-        self._program, self._leaves, self._run_of = Program(closed), leaves, run_of
+        self._program, self._leaves, self._run_of, self._trace = Program(closed), leaves, run_of, trace
         self._trained = [position for position, leaf in enumerate(leaves) if leaf in trained]
 
     def found(
@@ -130,9 +131,8 @@ class StoppedPrograms:
             ]
             return whole, pull(wanted)[0]
 
-        with promoted():
-            closed, shape = jax.make_jaxpr(differentiated, return_shape=True)(*operands)
-        made = jax.tree.unflatten(jax.tree.structure(shape), evaluate(closed, *operands))
+        closed, tree = self._trace(differentiated, operands)
+        made = jax.tree.unflatten(tree, evaluate(closed, *operands))
         leaves = [self._leaves[position] for position in self._trained]
         return self._run_of(made[0], dict(zip(leaves, made[1], strict=True)))
 

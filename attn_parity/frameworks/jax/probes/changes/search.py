@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from .....hints.changes import MOST_VALUES, PER_OPERATION, Budget, agree, apart, solved
-from .....sides.large import LargeWeight
+from .....sides.arrays import LargeWeight
 from .....sides.subject import Array
 from ..numpy_interpreter import Interpreter
 from .kinds import changes_of

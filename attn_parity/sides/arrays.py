@@ -1,7 +1,7 @@
-"""Arrays too large to be held several times: weights promoted to float64 where they are read, gradients on disk.
+"""NumPy arrays of the precisions that are judged, and those too large to be held several times.
 
-A run of a block of 856 million parameters in float64 would hold 7 GB of weights and 7 GB of gradients. Here a weight
-stays in its own precision until an operation reads it, and a gradient goes to a file without a name as it comes.
+A run of a block of 856 million parameters in float64 would hold 7 GB of weights and 7 GB of gradients. A large weight
+stays in its own precision until an operation reads it, and a large gradient goes to a file without a name as it comes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,54 @@ import mmap
 import tempfile
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from .dtypes import is_float
-
 Array = np.ndarray
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""Precisions that can be judged: float64 compares the functions, the others the accuracy that each side loses."""
+
+LOW_PRECISIONS = ("float32", "bfloat16", "float16")
 
 LARGE = 1 << 25
 """Elements from which on an array is held once, in its own precision."""
 
 PIECE = 1 << 24
 """Bytes that are written at a time."""
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """Return the NumPy dtype of a name; bfloat16 is ml_dtypes'."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def unit_of(dtype: str) -> float:
+    """Return the distance from 1 to the next larger number of a dtype, bfloat16 included."""
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def width_of(dtype: str) -> int:
+    """Return the bytes of a number of a dtype."""
+    return int(numpy_dtype(dtype).itemsize)
+
+
+def is_float(array: Any) -> bool:
+    """Return whether a NumPy array holds floating-point numbers, `ml_dtypes` included."""
+    return array.dtype.kind == "f" or (array.dtype.kind == "V" and hasattr(ml_dtypes, array.dtype.name))
+
+
+def class_of(dtype: str) -> str:
+    """Return whether the numbers of a dtype are bools, whole numbers or floating-point ones."""
+    return "bool" if dtype == "bool" else "whole" if "int" in dtype else "float"
+
+
+def wide(array: np.ndarray) -> np.ndarray:
+    """Return floating-point numbers in float64, and anything else as it is."""
+    return array.astype(np.float64) if is_float(array) else array
+
+
+# ---- large arrays
 
 
 def is_large(array: Any) -> bool:
