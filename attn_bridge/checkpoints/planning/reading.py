@@ -99,9 +99,11 @@ def check_sizes(
         axis = next((at for at, pair in enumerate(zip(shape, wanted, strict=False)) if len({*pair}) > 1), 0)
         symbol = symbols.get(name, ())[axis : axis + 1]
         kind = symbol[0].kind if symbol and isinstance(symbol[0], dimensions.Symbol) else ""
-        if not _is_given(config, kind):
-            continue
         theirs = ours[name].theirs
+        if not _is_given(config, kind):
+            if _is_complete(config, shapes):
+                raise LayoutError(_of_another(config, theirs, shape, wanted))
+            continue
         raise LayoutError(_line(config, theirs, shapes[theirs], kind, shape[axis], wanted[axis]))
 
 
@@ -130,6 +132,25 @@ def _is_given(config: Mapping[str, object], kind: str) -> bool:
     if kind in ("queries", "keys", "values") and not (_key(flat, KEYS["head"]) or _key(flat, KEYS["width"])):
         return False
     return bool(_key(flat, KEYS.get(kind, ())))
+
+
+def _is_complete(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> bool:
+    """Whether a config of `transformers` leaves out no number of its family, and so gives all sizes of its model."""
+    theirs = configs.as_transformers(config, shapes) or {}
+    family = families.FAMILIES.get(str(theirs.get("model_type")))
+    if family is None:
+        return False
+    numbers = [key for key, default in family.defaults.items() if type(default) is int]
+    return not configs.left_out(theirs, numbers)
+
+
+def _of_another(config: Mapping[str, object], theirs: str, shape: Shape, wanted: Shape) -> str:
+    """Return the message for a tensor whose size no key of its own gives, where the config's model has another."""
+    kind = printable(str(config.get("model_type")), 40)
+    return (
+        f"{printable(theirs)} is {shape}, but the {kind} of config.json has {wanted} there: it is the config of "
+        "another model; convert the file with its own"
+    )
 
 
 def _model_of(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> ModelConfig | None:

@@ -12,7 +12,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.planning import make
 from attn_bridge.checkpoints.readers import ArraysReader
 from attn_bridge.cli.app import run
-from attn_bridge.models import dimensions, layouts
+from attn_bridge.models import dimensions, families, layouts
 from attn_bridge.models.fitting import find_misfits
 from attn_bridge.models.layouts import LayoutError
 from attn_bridge.specs import VARIANTS, LayerNormConfig
@@ -252,6 +252,23 @@ def test_configs_of_other_models_are_compared_as_well(kind):
     assert f"{positions} of config.json is 100000000" in refused(theirs, {**config, positions: 10**8})
     heads = next(key for key in sizes if "head" in key)
     assert f"({heads} 4) makes" in refused(theirs, {**config, heads: 4})  # of 6 channels
+
+
+MELLUM = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 2}
+MELLUM |= {"num_key_value_heads": 2, "num_experts": 3, "num_local_experts": 3, "moe_intermediate_size": 10}
+MELLUM |= {"intermediate_size": 10, "num_experts_per_tok": 2, "model_type": "mellum"}
+
+
+def test_a_config_beside_another_familys_tensors_is_refused_where_no_key_gives_the_size():
+    mellum = {**families.FAMILIES["mellum"].defaults, **MELLUM}
+    ours = {row.rule.torch: np.zeros(row.shape, np.float32) for row in families.find_whole(mellum).parameters}
+    theirs = layouts.find("hf-qwen3-moe").from_canonical(ours)
+    make(ArraysReader(theirs), config=mellum)
+    olmoe = {key: value for key, value in mellum.items() if key != "head_dim"} | {"model_type": "olmoe"}
+    assert families.find_whole(olmoe).blocks  # whose norms of queries and keys are as wide as all heads
+    said = refused(theirs, olmoe)
+    assert "self_attn.q_norm.weight is (2,), but the olmoe of config.json has (8,) there" in said
+    assert said.endswith("it is the config of another model; convert the file with its own")
 
 
 def test_a_padded_vocabulary_is_only_held_against_a_config():
