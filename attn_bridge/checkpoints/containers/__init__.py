@@ -216,8 +216,9 @@ def _undecided(folder: Path) -> str:
     folders = [] if is_remote(folder) else _below(folder)
     if any(name.startswith("zero/") for name in folders):
         return "is a universal checkpoint of DeepSpeed, a folder for each tensor; convert the one that it was made of"
-    if folders and mistaken.run_of(folders):
-        return mistaken.run_of(folders)
+    run = mistaken.run_of((*folders, *(child.name for child in folder.iterdir())))
+    if run:
+        return run
     if folders:
         return f"holds checkpoints in its folders; give one of them: {listed(folders, 20)}"
     for child in [] if is_remote(folder) else sorted(folder.iterdir()):

@@ -119,6 +119,10 @@ RUNS = (
     (r"mp_rank_[\d_]*[1-9][\d_]*(_model_states\.pt)?", "holds the parts of weights that ranks of tensor or pipeline "
      "parallelism save: put them together with the trainer's own tool (Megatron-LM has tools/checkpoint/convert.py), "
      "and convert that"),
+    (r"model_world_size_\d+_rank_\d+\.pt", "holds the part of the weights that each rank of FSDP saves: put them "
+     "together with the trainer's own tool (verl has python -m verl.model_merger merge), and convert that"),
+    (r"checkpoint_metadata\.json", "is a checkpoint of nanotron, a file for each module and rank: its "
+     "convert_nanotron_to_hf.py makes a folder of transformers of it, convert that"),
 )  # fmt: skip
 """Pattern of file names -> the kind of a folder with such files, and a remedy."""
 
@@ -129,7 +133,9 @@ def run_of(names: Iterable[str]) -> str:
     return kinds[0] if kinds else ""
 
 
-PARTS = re.compile(r"(consolidated\.|mp_rank_|zero_pp_rank_)(\d+)(\.pth|(_mp_rank_\d+)?_model_states\.pt)")
+PARTS = re.compile(
+    r"(consolidated\.|mp_rank_|zero_pp_rank_|model_world_size_\d+_rank_)(\d+)(\.pth?|(_mp_rank_\d+)?_model_states\.pt)"
+)
 """Names of files that hold a part of each matrix where the folder has several: front, number, end."""
 
 

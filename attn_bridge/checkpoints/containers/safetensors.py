@@ -52,6 +52,10 @@ WHOLE, SHARD = "model.safetensors", re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.saf
 ORIGINAL = "consolidated"
 """Beginning of the names of the same model's files under the names of its maker, Mistral, in the same folder."""
 
+VARIANT = re.compile(r"model\.[\w-]+\.safetensors|model-[0-9]{5}-of-[0-9]{5}\.[\w-]+\.safetensors")
+"""Names of the same model's files in another form (``model.fp16.safetensors``), which `transformers` reads by
+``variant="fp16"`` alone."""
+
 ENDING = ".safetensors"
 
 PIECES = "DCP_SHARDING_INFO"
@@ -201,8 +205,8 @@ def open_safetensors(path: Path) -> Reader:
 
 
 def _without_original(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files of a folder to read, and those that hold the same model under its maker's names."""
-    originals = tuple(name for name in names if name.startswith(ORIGINAL))
+    """Return the files of a folder to read, and those with the same model in its maker's names or another variant."""
+    originals = tuple(name for name in names if name.startswith(ORIGINAL) or VARIANT.fullmatch(name))
     others = tuple(name for name in names if name not in originals)
     if others and all(name == WHOLE or SHARD.fullmatch(name) for name in others):
         return others, originals

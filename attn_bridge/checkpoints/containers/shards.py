@@ -19,6 +19,9 @@ from .files import bad, check_count, check_range, listed, parse_json
 from .remote import open_all
 from .sources import inside, open_file
 
+SHOWN = 3
+"""Tensors and files that an error names at most."""
+
 
 class ShardedReader(Reader):
     """Several files as one checkpoint; `metadata` is {"files": {file: its metadata}, "index": the index's own}.
@@ -43,7 +46,7 @@ class ShardedReader(Reader):
     ):
         self.path = folder
         if left_out:
-            shown = listed([printable(name) for name in left_out], 3)
+            shown = listed([printable(name) for name in left_out], SHOWN)
             self.notes = (f"left out, as the folder's other files are the same model: {shown}",)
         self._index = index
         weight_map: dict[str, Any] | None = None
@@ -74,7 +77,7 @@ class ShardedReader(Reader):
         self.unread = {name: kind for part in parts for name, kind in part.unread.items()}
         self.notes += tuple(dict.fromkeys(note for part in parts for note in part.notes))
         if twice:
-            raise bad(folder, f"tensors come twice: {listed(twice)}")
+            raise bad(folder, f"tensors come twice: {listed(twice, SHOWN)}; give one of the files")
         if weight_map is not None:
             self._compare(weight_map)
         self.metadata = {"files": {file: part.metadata for file, part in self._parts.items()}}

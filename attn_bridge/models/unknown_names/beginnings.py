@@ -34,8 +34,11 @@ GENERATORS = frozenset({"rngs", "rng", "rng_state", "rng_states", "dropout_rng"}
 
 
 def is_moment(begin: str) -> bool:
-    """Return whether a part of a prefix names an optimizer's state."""
-    return any(part in _MOMENTS or part.lower().startswith("optim") for part in begin.split("."))
+    """Return whether a part of a prefix, or of a name, says an optimizer's state; a leaf called ``mu`` does not."""
+    parts = begin.split(".")
+    return any(part in _MOMENTS or part.lower().startswith("optim") for part in parts) or any(
+        part in _OF_ADAM for part in parts[:-1]
+    )
 
 
 def is_average(begin: str) -> bool:
@@ -57,6 +60,8 @@ def suspects(begins: Collection[str]) -> set[str]:
 def counted(names: Iterable[str], deepest: int) -> collections.Counter[str]:
     """Return prefixes of names, up to a depth, and the number of names with each; shorter prefixes first.
 
+    A number ends a prefix, unless it is the first part: of a file that is a list or a tuple.
+
     Args:
         names: of tensors.
         deepest: maximum number of parts of a prefix.
@@ -65,7 +70,7 @@ def counted(names: Iterable[str], deepest: int) -> collections.Counter[str]:
     for name in names:
         parts = name.split(".")[:-1]
         for count in range(1, min(len(parts), deepest) + 1):
-            if parts[count - 1].isdigit():
+            if count > 1 and parts[count - 1].isdigit():
                 break
             counts[".".join(parts[:count]) + "."] += 1
     return counts

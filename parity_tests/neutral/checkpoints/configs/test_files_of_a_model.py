@@ -15,7 +15,7 @@ from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.cli.app import run
 from attn_bridge.models import layouts
 
-from ..checkpoint_files import folder, made, sharded, write
+from ..checkpoint_files import bits, folder, made, sharded, write
 from ..checkpoints import gpt
 
 
@@ -200,6 +200,27 @@ def test_weights_under_the_makers_names_are_left_out(tmp_path, parts, capsys):
     for command in (["convert", str(source), str(tmp_path / "there")], ["inspect", str(source)]):
         assert run(command) == 0
         assert note in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("variant", ["model.fp16.safetensors", "model-00001-of-00001.fp16.safetensors"])
+def test_another_variant_of_the_weights_is_left_out(tmp_path, variant):
+    source = folder(tmp_path / "hf")
+    wanted = bits(checkpoints.read(source))
+    write(source / variant, {name: np.float16(array) for name, array in checkpoints.read(source).items()})
+    assert bits(checkpoints.read(source)) == wanted
+    assert checkpoints.inspect(source).notes == (
+        f"left out, as the folder's other files are the same model: {variant}",
+    )
+    (source / "model.safetensors").unlink()
+    assert {array.dtype.name for array in checkpoints.read(source).values()} == {"float16"}
+
+
+def test_tensors_that_come_twice_are_shown_in_part_with_a_remedy(tmp_path):
+    source = folder(tmp_path / "hf")
+    write(source / "ema_model.safetensors", checkpoints.read(source))
+    with pytest.raises(CheckpointError, match=r"come twice: .*; and \d+ more; give one of the files") as caught:
+        checkpoints.read(source)
+    assert len(str(caught.value)) < 500
 
 
 def test_weights_under_the_makers_names_alone_are_read(tmp_path):

@@ -232,6 +232,8 @@ def test_an_empty_archive_is_no_file_of_torch(tmp_path):
         ([f"bf16_zero_pp_rank_{n}_mp_rank_00_optim_states.pt" for n in (0, 1)]
          + [f"zero_pp_rank_{n}_mp_rank_00_model_states.pt" for n in (0, 1)], "its zero_to_fp32.py puts them together"),
         ([f"layer_0{n}-model_00-model_states.pt" for n in (1, 2)], "holds a file for each layer"),
+        ([f"model_world_size_2_rank_{n}.pt" for n in (0, 1)], "holds the part of the weights that each rank of FSDP"),
+        (["checkpoint_metadata.json", "model/model/decoder/0/x.safetensors"], "is a checkpoint of nanotron"),
         (["a.pt", "b.pt"], "has 2 files of torch.save and no index; name one of them: a.pt; b.pt"),
     ],
 )  # fmt: skip

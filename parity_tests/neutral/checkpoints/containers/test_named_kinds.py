@@ -62,7 +62,9 @@ def test_other_archives_named_as_files_of_torch(tmp_path, member, message):
         checkpoints.inspect(tmp_path / "x.pt")
 
 
-@pytest.mark.parametrize("pattern", ["consolidated.{:02}.pth", "mp_rank_{:02}_model_states.pt"])
+@pytest.mark.parametrize(
+    "pattern", ["consolidated.{:02}.pth", "mp_rank_{:02}_model_states.pt", "model_world_size_2_rank_{}.pt"]
+)
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_part_of_each_matrix_is_not_converted_alone(tmp_path, pattern, number):
     paths = [write("torch", tmp_path / pattern.format(rank), ARRAYS) for rank in range(2)]

@@ -17,7 +17,8 @@ from parity_tests.support.calls import cover
 
 from ..checkpoint_files import sharded, tree
 
-FRONTS = ["module.", "model.", "state.net.model."]
+FRONTS = ["module.", "model.", "state.net.model.", "0."]
+"""Prefixes; a number is that of a list or a tuple."""
 
 
 def write(path, arrays):

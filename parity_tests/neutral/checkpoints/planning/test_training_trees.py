@@ -210,6 +210,13 @@ def test_a_layer_beside_its_moments_is_not_written_with_them(tmp_path):
     check_followed(tmp_path, source, attention("att."), strip="params.")
 
 
+def test_parameters_beside_an_optimizer_of_any_name_are_advised(tmp_path):
+    arrays = with_prefix("model.", ours("flax")) | moments(ours("flax", 1), "opt.0.mu.", "opt.0.nu.")
+    source, message = refusal(tmp_path, arrays | {"opt.0.count": np.int32(3), "step": np.int32(3)}, "x.msgpack")
+    assert advised(message) == ["model."]
+    check_followed(tmp_path, source, ours("flax"), strip="model.")
+
+
 def test_moments_beside_a_bare_model_are_left_out_by_drop(tmp_path):
     arrays = ours("torch") | moments(ours("torch"), "optimizer.exp_avg.")
     source, message = refusal(tmp_path, arrays)
