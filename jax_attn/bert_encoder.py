@@ -7,7 +7,6 @@ shapes B batch, T position, D model width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Unpack
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -27,12 +26,11 @@ from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import ParameterOptions, linear
 from .layer_norm import LayerNorm
-from .layer_options import LayerOptions, takes_layer_options
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 
 
-class BertEncoder(Pretrained, nnx.Module):
+class BertEncoder(Pretrained, Layer):
     """BERT without its pooler: embeddings of tokens, positions and segments, and layers of attention.
 
     Position ``t`` of a sequence has position embedding ``t``, padding on the left included, as in `transformers`.
@@ -52,7 +50,6 @@ class BertEncoder(Pretrained, nnx.Module):
     """
 
     @BertEncoderConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: BertEncoderConfig | Mapping[str, object],

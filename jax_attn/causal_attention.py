@@ -5,11 +5,10 @@ Twins: `jax_attn.causal_attention`, `torch_attn.causal_attention`. Letters: b ba
 
 from __future__ import annotations
 
-from typing import Never, Unpack
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
-from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
@@ -19,14 +18,13 @@ from attn_bridge.specs import CausalAttentionConfig
 from . import functional
 from .dropout import Dropout
 from .initial_weights import linear
-from .layer_options import LayerOptions, takes_layer_options
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
-class CausalAttention(nnx.Module):
+class CausalAttention(Layer):
     """Self-attention in which a token attends to itself and to what came before it.
 
     Args:
@@ -46,7 +44,6 @@ class CausalAttention(nnx.Module):
         ValueError: a size below 1, or `dropout` outside [0, 1).
     """
 
-    @takes_layer_options
     def __init__(
         self,
         d_in: int,

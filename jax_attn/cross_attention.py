@@ -6,11 +6,10 @@ context, h head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Never, Unpack
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
-from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
@@ -22,14 +21,13 @@ from . import functional
 from .decoding.cache import KeyValueCache
 from .dropout import Dropout
 from .initial_weights import linear
-from .layer_options import LayerOptions, takes_layer_options
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, CrossAttentionCall
 
 
-class CrossAttention(nnx.Module):
+class CrossAttention(Layer):
     """Multi-head attention whose queries come from the input, and whose keys and values come from the context.
 
     Args:
@@ -42,7 +40,6 @@ class CrossAttention(nnx.Module):
     """
 
     @CrossAttentionConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: CrossAttentionConfig,

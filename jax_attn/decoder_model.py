@@ -7,7 +7,7 @@ width, V size of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -29,16 +29,15 @@ from .decoding.cache import SharedKeys, positions_of
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
-from .layer_options import LayerOptions, takes_layer_options
 from .losses import check_labels, mean_loss
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import RandomSource, Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LayerCache
 from .signatures.models import DecoderCache, DecoderCall
 
 
-class DecoderModel(Pretrained, nnx.Module):
+class DecoderModel(Pretrained, Layer):
     """Token embeddings, blocks of attention and feed-forward layers, a norm, and logits.
 
     Args:
@@ -53,7 +52,6 @@ class DecoderModel(Pretrained, nnx.Module):
     """
 
     @DecoderConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: DecoderConfig,

@@ -7,7 +7,7 @@ of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never, Unpack
+from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,14 @@ from attn_bridge.specs import DifferentialAttentionConfig
 from . import functional
 from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .initial_weights import linear, normal
-from .layer_options import LayerOptions, takes_layer_options
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
-class DifferentialAttention(nnx.Module):
+class DifferentialAttention(Layer):
     """Pairs of heads that share their values: a share of the second head's output is subtracted from the first's.
 
     Args:
@@ -43,7 +42,6 @@ class DifferentialAttention(nnx.Module):
     """
 
     @DifferentialAttentionConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: DifferentialAttentionConfig,

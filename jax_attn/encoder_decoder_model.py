@@ -7,7 +7,7 @@ position in the source, D width, V size of the vocabulary, N prompt and new toke
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Unpack
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -26,16 +26,15 @@ from .checkpoints import Pretrained
 from .decoding import generation
 from .embedding import Embedding
 from .initial_weights import linear
-from .layer_options import LayerOptions, takes_layer_options
 from .losses import check_labels, mean_loss
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import RandomSource, Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput
 from .signatures.models import EncoderDecoderCache, EncoderDecoderCall, Source
 
 
-class EncoderDecoderModel(Pretrained, nnx.Module):
+class EncoderDecoderModel(Pretrained, Layer):
     """An encoder of tokens or of sound, a decoder of tokens that attends to the encoder's output, and logits.
 
     Args:
@@ -50,7 +49,6 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
     """
 
     @EncoderDecoderConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: EncoderDecoderConfig,

@@ -6,8 +6,6 @@ The paper's C, B and h are query, key and value here. Twins: `jax_attn.gated_con
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
@@ -16,7 +14,7 @@ from attn_bridge.recurrence import check_form, choose_form
 from attn_bridge.specs import GatedConvolutionConfig
 
 from .initial_weights import linear
-from .layer_options import LayerOptions, takes_layer_options
+from .options import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import recurrence
 from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
@@ -37,7 +35,6 @@ class GatedConvolution(RecurrentLayer):
     """
 
     @GatedConvolutionConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: GatedConvolutionConfig,

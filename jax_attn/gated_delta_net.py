@@ -6,8 +6,6 @@ As Qwen3-Next runs it: a short convolution before the heads, one beta per value 
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import jax
 import jax.numpy as jnp
 from einops import rearrange
@@ -20,7 +18,7 @@ from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional
 from .initial_weights import linear, uniform
-from .layer_options import LayerOptions, takes_layer_options
+from .options import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import recurrence
 from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
@@ -44,7 +42,6 @@ class GatedDeltaNet(RecurrentLayer):
     """
 
     @GatedDeltaNetConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: GatedDeltaNetConfig,

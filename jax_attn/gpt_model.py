@@ -7,7 +7,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,17 +30,16 @@ from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import ParameterOptions, linear
 from .layer_norm import LayerNorm
-from .layer_options import LayerOptions, takes_layer_options
 from .losses import check_labels, mean_loss
-from .modes import takes_mode
 from .multi_head_attention import MultiHeadAttention
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import Output
 from .signatures.models import GPTCall
 
 
-class GPTModel(Pretrained, nnx.Module):
+class GPTModel(Pretrained, Layer):
     """A GPT: embeddings of tokens and positions, blocks of attention and feed-forward layers, and logits.
 
     Args:
@@ -58,7 +57,6 @@ class GPTModel(Pretrained, nnx.Module):
     """
 
     @GPTModelConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: GPTModelConfig | Mapping[str, object],

@@ -6,7 +6,7 @@ head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Never, Unpack
+from typing import Never
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,7 @@ from .decoding.cache import KeyValueCache, SharedKeys, View, last_of_rows, posit
 from .dropout import Dropout
 from .initial_weights import linear
 from .layer_norm import LayerNorm
-from .layer_options import LayerOptions, takes_layer_options
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .positions import alibi_bias, apply_rotary, apply_temperature, relative_bias, relative_buckets, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
@@ -33,7 +32,7 @@ from .signatures import DType, typed_as
 from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
-class GroupedQueryAttention(nnx.Module):
+class GroupedQueryAttention(Layer):
     """Multi-head, grouped-query or multi-query attention, as Llama, Qwen, Gemma, gpt-oss, OLMo, BLOOM and T5 run it.
 
     Args:
@@ -46,7 +45,6 @@ class GroupedQueryAttention(nnx.Module):
     """
 
     @GroupedQueryAttentionConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: GroupedQueryAttentionConfig,

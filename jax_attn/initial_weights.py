@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from . import layer_options
 from .linear import Linear, chosen_draw, draw_normal, draw_uniform
+from .options import chosen
 from .random import Rngs, check_rngs
 
 
@@ -60,7 +60,7 @@ def uniform(
     A matrix is a kernel, and drawn by the ``kernel_init`` that the module under construction was given.
     """
     check_rngs(rngs)
-    kernel_init = layer_options.chosen().kernel_init if len(shape) == 2 else None
+    kernel_init = chosen().kernel_init if len(shape) == 2 else None
     return chosen_draw(kernel_init, draw_uniform, rngs)(rngs.params(), shape, param_dtype)
 
 

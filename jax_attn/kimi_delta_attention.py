@@ -7,8 +7,6 @@ head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import jax
 import jax.numpy as jnp
 from einops import rearrange
@@ -21,7 +19,7 @@ from attn_bridge.specs import KimiDeltaAttentionConfig
 
 from . import functional
 from .initial_weights import linear, uniform
-from .layer_options import LayerOptions, takes_layer_options
+from .options import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence
 from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
@@ -45,7 +43,6 @@ class KimiDeltaAttention(RecurrentLayer):
     """
 
     @KimiDeltaAttentionConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: KimiDeltaAttentionConfig,

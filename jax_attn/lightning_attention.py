@@ -7,7 +7,7 @@ of a head.
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from attn_bridge.specs import LightningAttentionConfig
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
-from .layer_options import LayerOptions, takes_layer_options
+from .options import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence
 from .recurrent.layer import RecurrentLayer
@@ -45,7 +45,6 @@ class LightningAttention(RecurrentLayer):
     """
 
     @LightningAttentionConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: LightningAttentionConfig,

@@ -16,9 +16,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from . import layer_options
-from .layer_options import Initializer
 from .operations import few_rows
+from .options import Initializer, chosen
 from .random import Rngs, TorchRngs, check_rngs
 
 
@@ -121,7 +120,7 @@ class Linear(nnx.Linear):
         # As `torch.nn.init.kaiming_uniform_` has it for the weights, and `torch.nn.Linear` for the bias.
         draw = SymmetricUniform(d_in**-0.5, math.sqrt(3.0) * (math.sqrt(2.0 / 6.0) / math.sqrt(d_in)))
         draw_bias = SymmetricUniform(d_in**-0.5, 1.0 / math.sqrt(d_in))
-        layers = layer_options.chosen()
+        layers = chosen()
         super().__init__(
             d_in,
             d_out,

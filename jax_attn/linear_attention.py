@@ -6,11 +6,10 @@ Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. Twin
 
 from __future__ import annotations
 
-from typing import Never, Unpack
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
-from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -21,15 +20,14 @@ from attn_bridge.specs import LinearAttentionConfig
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
-from .layer_options import LayerOptions, takes_layer_options
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 from .recurrent import recurrence
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LinearAttentionCall
 
 
-class LinearAttention(nnx.Module):
+class LinearAttention(Layer):
     """Causal attention whose weights are ``features(query) features(key)``, divided by their sum over the keys.
 
     Args:
@@ -44,7 +42,6 @@ class LinearAttention(nnx.Module):
     """
 
     @LinearAttentionConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: LinearAttentionConfig,

@@ -6,8 +6,6 @@ here. Twins: `jax_attn.mamba`, `torch_attn.mamba`. Letters: b batch, t position,
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -18,7 +16,7 @@ from attn_bridge.specs import MambaConfig
 
 from . import functional
 from .initial_weights import linear, uniform
-from .layer_options import LayerOptions, takes_layer_options
+from .options import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence, selective
 from .recurrent.gated_norm import GatedNorm
@@ -43,7 +41,6 @@ class Mamba(RecurrentLayer):
     """
 
     @MambaConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: MambaConfig,

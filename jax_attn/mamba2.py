@@ -7,8 +7,6 @@ channel of a head.
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
@@ -20,7 +18,7 @@ from attn_bridge.specs import Mamba2Config
 
 from . import functional
 from .initial_weights import linear, uniform
-from .layer_options import LayerOptions, takes_layer_options
+from .options import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence
 from .recurrent.gated_norm import GatedNorm
@@ -44,7 +42,6 @@ class Mamba2(RecurrentLayer):
     """
 
     @Mamba2Config.takes
-    @takes_layer_options
     def __init__(
         self,
         config: Mamba2Config,

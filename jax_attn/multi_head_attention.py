@@ -6,11 +6,10 @@ channel of a head.
 
 from __future__ import annotations
 
-from typing import Never, Unpack
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
-from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
@@ -20,14 +19,13 @@ from attn_bridge.specs import MultiHeadAttentionConfig
 from . import functional
 from .dropout import Dropout
 from .initial_weights import linear
-from .layer_options import LayerOptions, takes_layer_options
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
-class MultiHeadAttention(nnx.Module):
+class MultiHeadAttention(Layer):
     """Causal multi-head attention: one query, key and value projection, split into heads, and an output projection.
 
     Args:
@@ -48,7 +46,6 @@ class MultiHeadAttention(nnx.Module):
         ValueError: a size below 1, `d_out` no multiple of `num_heads`, or `dropout` outside [0, 1).
     """
 
-    @takes_layer_options
     def __init__(
         self,
         d_in: int,

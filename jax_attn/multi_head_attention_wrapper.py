@@ -6,7 +6,7 @@ h head, c channel of a head.
 
 from __future__ import annotations
 
-from typing import Never, Unpack
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -20,14 +20,13 @@ from attn_bridge.specs import MultiHeadAttentionWrapperConfig
 from . import functional
 from .causal_attention import CausalAttention
 from .dropout import Dropout
-from .layer_options import LayerOptions, takes_layer_options
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
-class MultiHeadAttentionWrapper(nnx.Module):
+class MultiHeadAttentionWrapper(Layer):
     """Multi-head attention as a list of `CausalAttention`, whose outputs are concatenated; no output projection.
 
     The heads hold the weights; their attention is computed in one call, all heads at once.
@@ -50,7 +49,6 @@ class MultiHeadAttentionWrapper(nnx.Module):
         ValueError: a size below 1, or `dropout` outside [0, 1).
     """
 
-    @takes_layer_options
     def __init__(
         self,
         d_in: int,

@@ -6,11 +6,10 @@ position, s key position, h head, c channel of a head, l channel of the latent.
 
 from __future__ import annotations
 
-from typing import Any, Never, Unpack
+from typing import Any, Never
 
 import jax.numpy as jnp
 from einops import einsum, rearrange, repeat
-from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -21,8 +20,7 @@ from . import functional
 from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
-from .layer_options import LayerOptions, takes_layer_options
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
@@ -30,7 +28,7 @@ from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LatentAttentionCall
 
 
-class MultiHeadLatentAttention(nnx.Module):
+class MultiHeadLatentAttention(Layer):
     """Attention in heads whose keys and values come from a latent, next to one shared key with a rotary position.
 
     Args:
@@ -43,7 +41,6 @@ class MultiHeadLatentAttention(nnx.Module):
     """
 
     @MultiHeadLatentAttentionConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: MultiHeadLatentAttentionConfig,

@@ -5,7 +5,7 @@ Twins: `jax_attn.self_attention_v1`, `torch_attn.self_attention_v1`. Letters: b 
 
 from __future__ import annotations
 
-from typing import Never, Unpack
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -19,14 +19,13 @@ from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
 from .initial_weights import uniform
-from .layer_options import LayerOptions, takes_layer_options
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs, check_rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
-class SelfAttention_v1(nnx.Module):
+class SelfAttention_v1(Layer):
     """Self-attention whose query, key and value are products with bare matrices.
 
     Args:
@@ -42,7 +41,6 @@ class SelfAttention_v1(nnx.Module):
         ValueError: a size below 1.
     """
 
-    @takes_layer_options
     def __init__(
         self,
         d_in: int,

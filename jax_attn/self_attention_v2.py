@@ -5,11 +5,10 @@ Twins: `jax_attn.self_attention_v2`, `torch_attn.self_attention_v2`. Letters: b 
 
 from __future__ import annotations
 
-from typing import Never, Unpack
+from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
-from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
@@ -18,14 +17,13 @@ from attn_bridge.specs import SelfAttentionV2Config
 
 from . import functional
 from .initial_weights import linear
-from .layer_options import LayerOptions, takes_layer_options
-from .modes import takes_mode
+from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
-class SelfAttention_v2(nnx.Module):
+class SelfAttention_v2(Layer):
     """Self-attention whose query, key and value are linear layers.
 
     Args:
@@ -42,7 +40,6 @@ class SelfAttention_v2(nnx.Module):
         ValueError: a size below 1.
     """
 
-    @takes_layer_options
     def __init__(
         self,
         d_in: int,

@@ -6,8 +6,6 @@ s key position, c channel of the indexer's key, l channel of the latent, q chann
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
@@ -17,9 +15,9 @@ from attn_bridge.specs import SparseIndexedAttentionConfig
 
 from . import functional
 from .decoding.cache import KeyValueCache
-from .layer_options import LayerOptions, takes_layer_options
 from .lightning_indexer import LightningIndexer
 from .multi_head_latent_attention import MultiHeadLatentAttention
+from .options import LayerOptions, Unpack
 from .random import Rngs
 from .signatures import DType
 
@@ -42,7 +40,6 @@ class SparseIndexedAttention(MultiHeadLatentAttention):
     config: SparseIndexedAttentionConfig
 
     @SparseIndexedAttentionConfig.takes
-    @takes_layer_options
     def __init__(
         self,
         config: SparseIndexedAttentionConfig,

@@ -6,10 +6,9 @@ position, D width.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, Unpack, get_args
+from typing import Any, TypeAlias, get_args
 
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
@@ -26,13 +25,12 @@ from ..grouped_query_attention import GroupedQueryAttention
 from ..initial_weights import linear
 from ..kimi_delta_attention import KimiDeltaAttention
 from ..layer_norm import LayerNorm
-from ..layer_options import LayerOptions, takes_layer_options
 from ..lightning_attention import LightningAttention
 from ..linear_attention import LinearAttention
 from ..mamba import Mamba
 from ..mamba2 import Mamba2
-from ..modes import takes_mode
 from ..multi_head_latent_attention import MultiHeadLatentAttention
+from ..options import Layer, LayerOptions, Unpack, takes_mode
 from ..random import Rngs
 from ..rms_norm import RMSNorm
 from ..signatures import typed_as
@@ -59,7 +57,7 @@ Attention: TypeAlias = (
 ATTENTIONS = {kind.__name__: kind for kind in get_args(Attention)}
 
 
-class DecoderBlock(nnx.Module):
+class DecoderBlock(Layer):
     """Attention and feed-forward layers, each added to its input.
 
     Args:
@@ -70,7 +68,6 @@ class DecoderBlock(nnx.Module):
         layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
     """
 
-    @takes_layer_options
     def __init__(
         self,
         config: DecoderBlockConfig,

@@ -16,7 +16,7 @@ from attn_bridge.specs import TokenPredictionConfig
 
 from .. import functional
 from ..initial_weights import linear
-from ..modes import takes_mode
+from ..options import takes_mode
 from ..random import Rngs
 from ..signatures.attention import LayerCache
 from .decoder_block import DecoderBlock, make_norm

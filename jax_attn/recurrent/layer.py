@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Never, TypeAlias
 
-from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -16,7 +15,7 @@ from attn_bridge.masks import Mask
 
 from .. import functional
 from ..decoding.recurrent_cache import RecurrentCache
-from ..modes import takes_mode
+from ..options import Layer, takes_mode
 from ..signatures import typed_as
 from ..signatures.attention import RecurrentCall
 from . import recurrence
@@ -31,7 +30,7 @@ LayerRead: TypeAlias = tuple[Float[Array, "B T e"], tuple[Float[Array, "B H D Dv
 """The output, and the states that the tokens leave."""
 
 
-class RecurrentLayer(nnx.Module):
+class RecurrentLayer(Layer):
     """Base of recurrent layers; a subclass sets `config` and `form`, has a layer `W_query`, and defines `_read`.
 
     Attributes:

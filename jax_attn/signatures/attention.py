@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask
 
-from ..modes import ModeOptions
+from ..options import ModeOptions
 
 if TYPE_CHECKING:
     from ..decoding.cache import KeyValueCache

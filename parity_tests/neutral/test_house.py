@@ -19,11 +19,11 @@ from ..support.calls.bad_calls import BAD_CALLS
 ROOT = Path(__file__).parents[2]
 JAX, TORCH = ROOT / "jax_attn", ROOT / "torch_attn"
 
-ONLY_JAX = {"linear.py", "decoding/running.py", "modes.py", "layer_options.py"}
+ONLY_JAX = {"linear.py", "decoding/running.py", "options.py"}
 ONLY_TORCH = {"checkpoints/book.py", "checkpoints/undrawn.py", "threefry.py"}
 ONLY_TORCH |= {"shards.py", "checkpoints/shared_weights.py", "recomputation.py", "resetting.py", "decoding/trees.py"}
-"""Files without a twin: torch's initial weights for Flax, checks that wait for a jit to run, the mode of one call,
-options of all projections; the mask buffers in the book's checkpoints, modules for which nothing is drawn, Flax's
+"""Files without a twin: torch's initial weights for Flax, checks that wait for a jit to run, the options of a
+call and of all projections; the mask buffers in the book's checkpoints, modules for which nothing is drawn, Flax's
 random bits for torch, and what a `DTensor` is put together by, and draws that are repeated when activations are
 recomputed, which JAX does itself; parameters that are drawn again in place; caches as trees, which Flax's are by
 themselves."""

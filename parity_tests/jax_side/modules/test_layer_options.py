@@ -146,6 +146,16 @@ def test_help_shows_the_options():
         assert shown[-3:] == ["kernel_init", "bias_init", "precision"], name
 
 
+def test_a_subclass_has_its_own_constructor():
+    class Deep(jax_attn.MultiHeadAttention):
+        def __init__(self, layers: int, **options: object):
+            super().__init__(4, 4, 6, **options)
+            self.layers = layers
+
+    module = Deep(3, rngs=nnx.Rngs(0), precision="highest")
+    assert (module.layers, module.precision) == (3, "highest")
+
+
 BAD = {
     "a name of no precision": (
         {"precision": "best"},

@@ -1,4 +1,4 @@
-"""Initialisers of all projections of a module, and the precision of all its products: options of its constructor."""
+"""The options that all modules have in common: initialisers and precision of a constructor, mode of one call."""
 
 from __future__ import annotations
 
@@ -8,13 +8,27 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypedDict, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import jax
 from flax import nnx
 from jax import Array
 
-Constructor = TypeVar("Constructor", bound=Callable[..., None])
+from .random import TorchRngs
+
+__all__ = [
+    "Initializer",
+    "Layer",
+    "LayerOptions",
+    "ModeOptions",
+    "Precision",
+    "Unpack",
+    "chosen",
+    "matmul_precision",
+    "takes_mode",
+]
+
+Result = TypeVar("Result")
 
 Precision: TypeAlias = str | jax.lax.Precision | jax.lax.DotAlgorithmPreset
 """A precision of matrix products: a name, or a member of JAX's enumerations."""
@@ -24,7 +38,7 @@ Initializer: TypeAlias = Callable[..., Array]
 
 
 class LayerOptions(TypedDict, total=False):
-    """The arguments that `takes_layer_options` adds to a constructor; None keeps the default.
+    """The arguments that a `Layer` takes in addition to those of its constructor; None keeps the default.
 
     `kernel_init` draws the kernels of the projections and `bias_init` their biases, in all parts of the module; norms,
     embeddings and convolutions start as ever. `precision` is that of all products: of projections, of attention, and of
@@ -55,20 +69,28 @@ def chosen() -> ChosenOptions:
     return _CHOSEN.get() or ChosenOptions()
 
 
-def takes_layer_options(constructor: Constructor) -> Constructor:
-    """Decorate the constructor of a module: it also takes `LayerOptions`, for its projections and those of its parts.
+class Layer(nnx.Module):
+    """A module whose constructor also takes `LayerOptions`, as the bundle ``layers``, for itself and all its parts.
 
-    The constructor itself gets none of them: `Linear` reads them by `chosen`. The module keeps `precision`.
-
-    Raises:
-        TypeError: an initialiser that can't be called, or a `precision` of another kind.
-        ValueError: an unknown `precision`, or a pair of precisions that differ.
+    The constructor gets none of them: `Linear` reads them by `chosen`. The module keeps `precision`.
     """
+
+    precision: Precision | None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Have the constructor of a class take the options, if it names the bundle."""
+        super().__init_subclass__(**options)
+        bundle = inspect.signature(cls.__init__).parameters.get("layers")
+        if "__init__" in vars(cls) and bundle is not None and bundle.kind is inspect.Parameter.VAR_KEYWORD:
+            cls.__init__ = _takes_layer_options(cls.__init__)  # type: ignore[method-assign]
+
+
+def _takes_layer_options(constructor: Callable[..., None]) -> Callable[..., None]:
     *parameters, _ = inspect.signature(constructor).parameters.values()  # the last one is the bundle
     names = {parameter.name for parameter in parameters}
 
     @functools.wraps(constructor)
-    def construct(module: nnx.Module, *arguments: object, **options: object) -> None:
+    def construct(module: Layer, *arguments: object, **options: object) -> None:
         given: dict[str, Any] = {name: options.pop(name, None) for name in _NAMES}
         _check(given)
         # The bundle would take any name.
@@ -84,7 +106,7 @@ def takes_layer_options(constructor: Constructor) -> Constructor:
 
     added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _NAMES]
     construct.__dict__["__signature__"] = inspect.Signature([*parameters, *added])  # shown by `help`
-    return construct  # type: ignore[return-value] # the wrapper
+    return construct
 
 
 def _check(given: Mapping[str, object]) -> None:
@@ -119,3 +141,61 @@ def matmul_precision(precision: object) -> contextlib.AbstractContextManager[Non
         advice = "a name that jax.default_matmul_precision takes, such as 'highest'"
         raise ValueError(f"precision ({precision!r}) must be {advice}") from None
     return context
+
+
+DropoutSource: TypeAlias = nnx.Rngs | nnx.RngStream | Array | TorchRngs
+"""The sources that `nnx.Dropout` takes as `rngs` in a call, and torch's numbers."""
+
+
+class ModeOptions(TypedDict, total=False):
+    """The arguments that `takes_mode` adds to a call."""
+
+    deterministic: bool | None
+    rngs: DropoutSource | None
+
+
+MODE = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ModeOptions.__annotations__]
+
+
+def takes_mode(call: Callable[..., Result]) -> Callable[..., Result]:
+    """Decorate the call of a module: it also takes ``deterministic`` and ``rngs``, as the layers of NNX do.
+
+    ``deterministic`` overrides the mode of the module and its parts; None keeps it. ``rngs`` replaces their sources of
+    dropout masks: streams (``dropout``, else ``default``), a stream, or a key. The module itself is unchanged. All
+    products of the call have the ``precision`` of the module.
+    """
+
+    @functools.wraps(call)
+    def run(
+        module: nnx.Module,
+        *arguments: object,
+        deterministic: bool | None = None,
+        rngs: DropoutSource | None = None,
+        **options: object,
+    ) -> Result:
+        if deterministic is not None or rngs is not None:
+            module = _in_mode(module, deterministic, rngs)
+        precision = getattr(module, "precision", None)
+        if precision is None:
+            return call(module, *arguments, **options)
+        with matmul_precision(precision):
+            return call(module, *arguments, **options)
+
+    parameters = [*inspect.signature(call).parameters.values(), *MODE]
+    run.__dict__["__signature__"] = inspect.Signature(parameters)  # shown by `help`
+    return run
+
+
+def _in_mode(module: nnx.Module, deterministic: bool | None, rngs: DropoutSource | None) -> nnx.Module:
+    """Return a view of a module, with its parameters, in which dropout has another mode or source."""
+    # None would be an unused name for modules without dropout, and leave others as they are.
+    view = nnx.view(module, deterministic=deterministic, raise_if_not_found=False)
+    if rngs is None:
+        return view
+    if isinstance(rngs, Array):
+        rngs = nnx.Rngs(dropout=rngs)
+    source = rngs["dropout"] if isinstance(rngs, nnx.Rngs | TorchRngs) else rngs
+    for _, part in nnx.iter_modules(view):
+        if isinstance(part, nnx.Dropout) and part.rate > 0.0:
+            part.rngs = nnx.static(source) if isinstance(source, TorchRngs) else source
+    return view
