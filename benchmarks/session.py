@@ -158,9 +158,7 @@ Side = Worker | Bench
 
 
 def measure(
-    plan: Plan,
-    progress: Callable[[str, int, int], None] | None = None,
-    connect: Callable[[str, Path], Side] = Worker,
+    plan: Plan, progress: Callable[[str, int, int], None] | None = None, connect: Callable[[str, Path], Side] = Worker
 ) -> Report:
     """Run a plan.
 

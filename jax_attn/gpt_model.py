@@ -221,13 +221,7 @@ class TransformerBlock(nnx.Module):
     def __init__(self, config: GPTModelConfig, **options: Unpack[ParameterOptions]):
         emb_dim, rate = config.emb_dim, config.drop_rate
         self.att = MultiHeadAttention(
-            emb_dim,
-            emb_dim,
-            config.context_length,
-            rate,
-            config.n_heads,
-            config.qkv_bias,
-            **options,
+            emb_dim, emb_dim, config.context_length, rate, config.n_heads, config.qkv_bias, **options
         )
         self.ff = FeedForward(config.feed_forward, **options)
         self.norm1 = LayerNorm(emb_dim, **options)

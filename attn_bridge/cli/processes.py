@@ -13,8 +13,7 @@ AUTO = "auto"
 FRAMEWORKS = ("torch", "jax")
 
 Jobs = Annotated[
-    str,
-    typer.Option(metavar="N|auto", help="Processes; auto: as many as there are cores and work for, at most 4."),
+    str, typer.Option(metavar="N|auto", help="Processes; auto: as many as there are cores and work for, at most 4.")
 ]
 
 

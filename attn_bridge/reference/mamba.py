@@ -11,10 +11,7 @@ from .attention import as_double, linear, short_convolution, silu
 
 
 def reference(
-    config: MambaConfig,
-    parameters: Mapping[str, np.ndarray],
-    x: np.ndarray,
-    attention_mask: np.ndarray | None = None,
+    config: MambaConfig, parameters: Mapping[str, np.ndarray], x: np.ndarray, attention_mask: np.ndarray | None = None
 ) -> tuple[np.ndarray, None]:
     """Return the context read from the states of all channels; there are no weights.
 

@@ -11,10 +11,7 @@ from .attention import as_double
 
 
 def reference(
-    config: RMSNormConfig,
-    parameters: Mapping[str, np.ndarray],
-    x: np.ndarray,
-    attention_mask: np.ndarray | None = None,
+    config: RMSNormConfig, parameters: Mapping[str, np.ndarray], x: np.ndarray, attention_mask: np.ndarray | None = None
 ) -> tuple[np.ndarray, None]:
     """Return ``scale * x / sqrt(mean square + eps)``, each token on its own; there are no weights.
 

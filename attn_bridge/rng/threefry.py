@@ -129,13 +129,7 @@ def bits(key: Words, shape: Shape = (), dtype: Any = None, *, x64: bool = False)
 
 
 def uniform(
-    key: Words,
-    shape: Shape = (),
-    dtype: Any = None,
-    minval: float = 0.0,
-    maxval: float = 1.0,
-    *,
-    x64: bool = False,
+    key: Words, shape: Shape = (), dtype: Any = None, minval: float = 0.0, maxval: float = 1.0, *, x64: bool = False
 ) -> np.ndarray:
     """Draw from U[minval, maxval) as ``jax.random.uniform(key, shape, dtype, minval, maxval)`` does.
 

@@ -190,7 +190,4 @@ def _sine_and_cosine(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArr
     def signed(value: NDArray[np.float32], flip: NDArray[np.int32]) -> NDArray[np.float32]:
         return np.where(flip != 0, -value, value)
 
-    return (
-        signed(np.where(plain, sine, cosine), octant & 4),
-        signed(np.where(plain, cosine, sine), ~(octant - 2) & 4),
-    )
+    return (signed(np.where(plain, sine, cosine), octant & 4), signed(np.where(plain, cosine, sine), ~(octant - 2) & 4))

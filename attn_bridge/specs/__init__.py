@@ -34,12 +34,7 @@ from .causal_attention import CausalAttentionConfig
 from .cross_attention import CrossAttentionConfig
 from .decoder_model import DecoderBlockConfig, DecoderConfig
 from .differential_attention import DifferentialAttentionConfig
-from .encoder_decoder_model import (
-    ConvolutionsConfig,
-    EncoderDecoderBlockConfig,
-    EncoderDecoderConfig,
-    StackConfig,
-)
+from .encoder_decoder_model import ConvolutionsConfig, EncoderDecoderBlockConfig, EncoderDecoderConfig, StackConfig
 from .feed_forward import ClampedGate, FeedForwardConfig
 from .gated_convolution import GatedConvolutionConfig
 from .gated_delta_net import GatedDeltaNetConfig

@@ -327,11 +327,7 @@ class DecoderConfig(ModelConfig):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Embeddings, the blocks one by one, the last norm, and the head, unless it is tied."""
-        return (
-            *self.embedding_parameters,
-            *below_blocks(self.blocks),
-            *self.head_parameters,
-        )
+        return (*self.embedding_parameters, *below_blocks(self.blocks), *self.head_parameters)
 
     @property
     def count(self) -> int:

@@ -84,10 +84,5 @@ EXAMPLES = (
 )
 
 VARIANT = Variant(
-    "GatedDeltaNet",
-    "gated_delta_net",
-    GatedDeltaNetConfig,
-    group="modern",
-    returns_weights=False,
-    examples=EXAMPLES,
+    "GatedDeltaNet", "gated_delta_net", GatedDeltaNetConfig, group="modern", returns_weights=False, examples=EXAMPLES
 )

@@ -393,9 +393,5 @@ EXAMPLES = (
 )
 
 VARIANT = Variant(
-    "GroupedQueryAttention",
-    "grouped_query_attention",
-    GroupedQueryAttentionConfig,
-    group="modern",
-    examples=EXAMPLES,
+    "GroupedQueryAttention", "grouped_query_attention", GroupedQueryAttentionConfig, group="modern", examples=EXAMPLES
 )

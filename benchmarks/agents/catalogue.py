@@ -127,12 +127,7 @@ PORTS = (
     Port("normed_gru", "", close(1e-5)),
     Port("normed_gru", "biased standard deviation", MEANS, ((", ddof=1", ""),)),
     Port("normed_gru", "update gate turned around", LEARNS, (("(1 - z) * n + z * h", "z * n + (1 - z) * h"),)),
-    Port(
-        "normed_gru",
-        "epsilon under the root",
-        close(1e-5),
-        (("/ (std + 1e-6)", "/ jnp.sqrt(std**2 + 1e-6)"),),
-    ),
+    Port("normed_gru", "epsilon under the root", close(1e-5), (("/ (std + 1e-6)", "/ jnp.sqrt(std**2 + 1e-6)"),)),
     Port("convolution_module", "", close(1e-5)),
     Port(
         "convolution_module",

@@ -186,11 +186,7 @@ PORT_FAULTS: tuple[PortFault, ...] = (
         ("grouped-rope-whole-head", "all channels of a head turned instead of the first", _whole_head),
         ("grouped-rows-reversed", "pairs per row of positions in reverse order", sections_reversed),
         ("grouped-rows-in-other-order", "rows of positions read as (height, width, time)", rows_in_other_order),
-        (
-            "grouped-rows-take-turns",
-            "consecutive pairs per row for rows in turn, or the reverse",
-            turns_for_sections,
-        ),
+        ("grouped-rows-take-turns", "consecutive pairs per row for rows in turn, or the reverse", turns_for_sections),
         ("grouped-rows-in-channels", "pairs per row counted in channels", sections_in_channels),
         ("grouped-rows-restarted", "frequencies that start over in each row, or that do not", frequencies_restarted),
         (
@@ -276,11 +272,7 @@ PORT_FAULTS: tuple[PortFault, ...] = (
             "halves of the indexer's channels turned instead of neighbours, or the other way round",
             _indexer_pairing,
         ),
-        (
-            "indexed-heads-inside-out",
-            "rows of the indexer's queries read as (channel head)",
-            indexer_inside_out,
-        ),
+        ("indexed-heads-inside-out", "rows of the indexer's queries read as (channel head)", indexer_inside_out),
     ),
     *_faults_of(
         "CrossAttention",
@@ -417,11 +409,7 @@ PORT_FAULTS: tuple[PortFault, ...] = (
     ),
     *_faults_of(
         "Mamba",
-        (
-            "mamba1-query-and-key-swapped",
-            "C and B read from each other's weights",
-            swapped(("W_query", "W_key")),
-        ),
+        ("mamba1-query-and-key-swapped", "C and B read from each other's weights", swapped(("W_query", "W_key"))),
         (
             "mamba1-gate-and-value-swapped",
             "gate and values read from each other's weights",
@@ -442,11 +430,7 @@ PORT_FAULTS: tuple[PortFault, ...] = (
     ),
     *_faults_of(
         "Mamba2",
-        (
-            "mamba-query-and-key-swapped",
-            "C and B read from each other's weights",
-            swapped(("W_query", "W_key")),
-        ),
+        ("mamba-query-and-key-swapped", "C and B read from each other's weights", swapped(("W_query", "W_key"))),
         (
             "mamba-gate-and-value-swapped",
             "gate and values read from each other's weights",

@@ -161,12 +161,7 @@ class KeyValueCache:
         if self.adaptive and self.key.dtype != key.dtype:
             widened = self.key.astype(key.dtype), self.value.astype(value.dtype)
             return dataclasses.replace(self, key=widened[0], value=widened[1]).append(
-                key,
-                value,
-                mask=mask,
-                attention_mask=attention_mask,
-                positions=positions,
-                num_heads=num_heads,
+                key, value, mask=mask, attention_mask=attention_mask, positions=positions, num_heads=num_heads
             )
         key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
         first, tokens = self.length, key.shape[1]

@@ -152,12 +152,7 @@ def _transpose(
 
 
 def _batch(
-    arrays: Sequence[Array],
-    axes: Sequence[int | None],
-    *,
-    tree: jax.tree_util.PyTreeDef,
-    levels: Any,
-    **options: Any,
+    arrays: Sequence[Array], axes: Sequence[int | None], *, tree: jax.tree_util.PyTreeDef, levels: Any, **options: Any
 ) -> Any:
     """Bind the same with one more level; results get the axis in front, as tangents have it."""
     size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)

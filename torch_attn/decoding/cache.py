@@ -344,9 +344,7 @@ class KeyValueCache:
 
 
 register(
-    KeyValueCache,
-    ("key", "value", "positions", "visible", "length"),
-    ("capacity", "rolling", "padded", "adaptive"),
+    KeyValueCache, ("key", "value", "positions", "visible", "length"), ("capacity", "rolling", "padded", "adaptive")
 )
 
 

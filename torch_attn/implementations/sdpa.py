@@ -30,12 +30,7 @@ MIN_KEYS = 16
 """Numbers in the widest vector of a CPU. Where no mask is given, torch's kernel there compares fewer scores one by one,
 passes over NaN, and takes a row of nothing else for a hidden one (pytorch/pytorch#141128, in torch 2.13 still)."""
 
-FIRST_CUDNN = (
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-)
+FIRST_CUDNN = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 """Order of torch's kernels on Hopper (H100, H200) for heads of at least `MIN_WIDTH`: cuDNN's takes 0.8 of the time of
 the one that torch takes first, 0.67 with gradients. With heads of 64 it takes twice as long (causal, bf16, H200)."""
 

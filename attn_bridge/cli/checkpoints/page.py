@@ -27,11 +27,7 @@ def check_page(page: str, path: Path, json_file: str | None) -> None:
 
 
 def write_page(
-    path: Path,
-    format: str | None,
-    inspection: Inspection,
-    page: str,
-    advance: Callable[[int, int, str], None] | None,
+    path: Path, format: str | None, inspection: Inspection, page: str, advance: Callable[[int, int, str], None] | None
 ) -> None:
     """Read every tensor, one at a time, and write a page on their values."""
     from ... import checkpoints

@@ -140,13 +140,7 @@ class Sharing:
 
     @classmethod
     def of(
-        cls,
-        workers: str,
-        worker: str | None,
-        is_finishing: bool,
-        ray: str | None,
-        task_bytes: str | None,
-        is_dry: bool,
+        cls, workers: str, worker: str | None, is_finishing: bool, ray: str | None, task_bytes: str | None, is_dry: bool
     ) -> Sharing:
         """Return the sharing that the options request.
 

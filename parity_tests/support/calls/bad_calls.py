@@ -95,12 +95,7 @@ BAD_EPS: tuple[tuple[str, Any, type[Exception], str], ...] = (
 def _constructors() -> list[BadCall]:
     rows = [
         BadCall(
-            f"{target}-{name}-{label}",
-            target,
-            {**MODULES[target], name: value},
-            None,
-            error,
-            message.format(name=name),
+            f"{target}-{name}-{label}", target, {**MODULES[target], name: value}, None, error, message.format(name=name)
         )
         for target, names in SIZES.items()
         for name in names
@@ -295,19 +290,9 @@ BAD_OPERANDS: tuple[tuple[str, dict[str, Any], type[Exception], str], ...] = (
     ("query 3-D", {"query": QUERY[0]}, ValueError, "query must have shape (B, T, H, D), got (3, 4, 6)"),
     ("key 3-D", {"key": KEY[0]}, ValueError, "key must have shape (B, T, H, D), got (5, 2, 6)"),
     ("value 5-D", {"value": VALUE[None]}, ValueError, "value must have shape (B, T, H, D), got (1, 2, 5, 2, 7)"),
-    (
-        "query int",
-        {"query": QUERY.astype(np.int32)},
-        TypeError,
-        "query must have a floating-point dtype, got int32",
-    ),
+    ("query int", {"query": QUERY.astype(np.int32)}, TypeError, "query must have a floating-point dtype, got int32"),
     ("key bool", {"key": KEY > 0}, TypeError, "key must have a floating-point dtype, got bool"),
-    (
-        "value int",
-        {"value": VALUE.astype(np.int32)},
-        TypeError,
-        "value must have a floating-point dtype, got int32",
-    ),
+    ("value int", {"value": VALUE.astype(np.int32)}, TypeError, "value must have a floating-point dtype, got int32"),
     (
         "value of other length",
         {"value": VALUE[:, :4]},

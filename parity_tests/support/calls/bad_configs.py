@@ -192,10 +192,7 @@ RULES: tuple[BadConfig, ...] = (
         SHARED,
         ({"position": specs.Rotary(dim=6)}, "dim of Rotary (6) must be at most head_dim (4)"),
         ({"position": ROTARY, "head_dim": 3}, "dim of Rotary (3) must be even and at least 2"),
-        (
-            {"position": specs.Rotary(axes=(1, 2))},
-            "axes (1, 2) must add up to half the channels that turn (2)",
-        ),
+        ({"position": specs.Rotary(axes=(1, 2))}, "axes (1, 2) must add up to half the channels that turn (2)"),
         (
             {"position": specs.Rotary(axes=(3, 1))},
             "axes (3, 1) must add up to half the channels that turn (2): they count pairs, not channels",
@@ -281,10 +278,7 @@ RULES: tuple[BadConfig, ...] = (
         ({"min_step": -0.5}, "min_step (-0.5) must be at least 0 and finite"),
         ({"min_step": math.nan}, "min_step (nan) must be at least 0 and finite"),
         ({"min_step": 0.5, "max_step": 0.25}, "max_step (0.25) must be at least min_step (0.5)"),
-        (
-            {"projection_scales": (1.0, 1.0, -2.0, 1.0, 1.0)},
-            "projection_scales[2] (-2.0) must be positive and finite",
-        ),
+        ({"projection_scales": (1.0, 1.0, -2.0, 1.0, 1.0)}, "projection_scales[2] (-2.0) must be positive and finite"),
     ),
     BadConfig("Mamba2Config", {"projection_scales": 3}, TypeError, "projection_scales must be 5 numbers, got int"),
     _choices("Mamba2Config", "norm_order", "'gate_first', 'norm_first', 'none'"),
@@ -409,10 +403,7 @@ RULES: tuple[BadConfig, ...] = (
         ({"corrects": "logits"}, "corrects (logits) needs correction"),
         ({"sum_eps": -1e-6}, "sum_eps (-1e-06) must be at least 0 and finite"),
         ({"sum_eps": 1e-6, "normalise": False}, "sum_eps (1e-06) needs normalise"),
-        (
-            {"scores": "sparse_mixer"},
-            "scores (sparse_mixer) need a router without normalise, correction and groups",
-        ),
+        ({"scores": "sparse_mixer"}, "scores (sparse_mixer) need a router without normalise, correction and groups"),
     ),
     *_kinds("Router", {"groups": "ExpertGroups", "norm": "RMSNormConfig"}),
     *_kinds("MixtureOfExpertsConfig", {"norm": "RMSNormConfig"}),
@@ -442,10 +433,7 @@ RULES: tuple[BadConfig, ...] = (
             f"shared ({FEED_FORWARD.replace(gated=False)}) must be gated and of the width of the experts (6)",
         ),
         ({"shared_gate": True}, "shared_gate (True) needs shared"),
-        (
-            {"router": specs.Router(groups=specs.ExpertGroups(4, 2))},
-            "num_experts (6) must be a multiple of groups (4)",
-        ),
+        ({"router": specs.Router(groups=specs.ExpertGroups(4, 2))}, "num_experts (6) must be a multiple of groups (4)"),
         (
             {"router": specs.Router(groups=specs.ExpertGroups(3, 1)), "top_k": 3},
             "top_k (3) must be at most the experts of the chosen groups",
@@ -621,10 +609,7 @@ RULES: tuple[BadConfig, ...] = (
         ({"encoder": ENCODER.replace(emb_dim=4, blocks=())}, "emb_dim of encoder (4) must be that of decoder (6)"),
         ({"decoder": DECODER.replace(blocks=())}, "blocks of decoder must hold at least 1 block"),
         ({"encoder": DECODER}, "cross_attention of encoder.blocks[0] must be None"),
-        (
-            {"decoder": ENCODER},
-            "cross_attention of decoder.blocks[0] must be a CrossAttentionConfig, got None",
-        ),
+        ({"decoder": ENCODER}, "cross_attention of decoder.blocks[0] must be a CrossAttentionConfig, got None"),
         (
             {"decoder": DECODER.replace(blocks=(ENCODER_BLOCK.replace(cross_attention=CROSS),))},
             "d_context of decoder.blocks[0] (5) must be emb_dim of encoder (6)",

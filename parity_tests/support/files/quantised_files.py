@@ -115,10 +115,7 @@ def eight_bit(weight: Array) -> Quantised:
 
 SCHEMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gptq 4": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 8, "checkpoint_format": "gptq"}),
-    "gptq 8": (
-        lambda weight: gptq(weight, 8),
-        {"quant_method": "gptq", "bits": 8, "group_size": 8, "desc_act": False},
-    ),
+    "gptq 8": (lambda weight: gptq(weight, 8), {"quant_method": "gptq", "bits": 8, "group_size": 8, "desc_act": False}),
     "gptq 2": (lambda weight: gptq(weight, 2), {"quant_method": "gptq", "bits": 2, "group_size": 8}),
     "gptq shuffled": (
         lambda weight: gptq(weight, shuffled=True),

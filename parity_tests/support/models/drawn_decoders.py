@@ -11,14 +11,7 @@ from attn_bridge.models import families
 from attn_bridge.specs.decoder_model import DecoderConfig
 from attn_bridge.specs.feed_forward import FeedForwardConfig
 from attn_bridge.specs.grouped_query_attention import QKNorm
-from attn_bridge.specs.position import (
-    LinearScaling,
-    Llama3Scaling,
-    LongRoPEScaling,
-    NTKScaling,
-    Rotary,
-    YaRNScaling,
-)
+from attn_bridge.specs.position import LinearScaling, Llama3Scaling, LongRoPEScaling, NTKScaling, Rotary, YaRNScaling
 
 VOCABULARY = 31
 SIZES: dict[str, Any] = {

@@ -80,14 +80,7 @@ JAMBA = {
     "mamba_d_state": 3,
     "mamba_dt_rank": 2,
 }
-NEMOTRON = {
-    **GROUPED,
-    "head_dim": 6,
-    "mamba_num_heads": 4,
-    "mamba_head_dim": 5,
-    "n_groups": 2,
-    "ssm_state_size": 3,
-}
+NEMOTRON = {**GROUPED, "head_dim": 6, "mamba_num_heads": 4, "mamba_head_dim": 5, "n_groups": 2, "ssm_state_size": 3}
 SIDES = {
     "vocab_size": 31,
     "d_model": 16,

@@ -46,11 +46,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-LATENT = {
-    **SIZES,
-    **LATENT_HEADS,
-    "first_k_dense_replace": 2,
-}
+LATENT = {**SIZES, **LATENT_HEADS, "first_k_dense_replace": 2}
 INDEXED = {"index_n_heads": 8, "index_head_dim": 6, "index_topk": 3}
 """Heads enough that no two scores of an indexer are zero, and so equal."""
 GATED = {
@@ -162,9 +158,7 @@ CASES = {
         layers_at="h",
     ),
     "ministral": Case(
-        "ministral",
-        {**SIZES, **SLIDING, "layer_types": ["sliding_attention", "full_attention"]},
-        layers=(0, 1),
+        "ministral", {**SIZES, **SLIDING, "layer_types": ["sliding_attention", "full_attention"]}, layers=(0, 1)
     ),
     "phi3": Case("phi3", {**SIZES, "sliding_window": 4}),
     "diffllama": Case("diffllama", {**SIZES, "head_dim": 6, "attention_bias": True}, layers=(0, 1)),

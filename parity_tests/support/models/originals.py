@@ -31,10 +31,7 @@ def turned(weight: Tensor, heads: int) -> Tensor:
 
 def meta(state: Mapping[str, Tensor], heads: int, kv_heads: int, *, frequencies: bool = True) -> State:
     """Return a Llama, Mistral or Mixtral under Meta's names."""
-    found = {
-        "tok_embeddings.weight": state["model.embed_tokens.weight"],
-        "norm.weight": state["model.norm.weight"],
-    }
+    found = {"tok_embeddings.weight": state["model.embed_tokens.weight"], "norm.weight": state["model.norm.weight"]}
     if "lm_head.weight" in state:
         found["output.weight"] = state["lm_head.weight"]
     if frequencies:
