@@ -1,8 +1,8 @@
 """Shared by both backends: specs, masks, weight rules and the judge. Importing it imports no framework.
 
-attn_bridge.transfer(source, target) copy a torch module's weights into its Flax twin, or back
-attn_bridge.torch_to_flax(arrays, rules) the same on dictionaries of NumPy arrays attn_bridge.flax_to_torch(arrays,
-rules) attn_bridge.digests(module) a digest per tensor, in any layout's names, sharded or not
+- `transfer(source, target)`: copy a torch module's weights into its Flax twin, or back
+- `torch_to_flax(arrays, rules)`, `flax_to_torch(arrays, rules)`: the same on dictionaries of NumPy arrays
+- `digests(module)`: a digest per tensor, in any layout's names, sharded or not
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A mask answers ``mask.allowed(query_positions, key_positions)`` with bool arrays, ``True`` = may attend. It uses only
 comparisons and logic, so it works on the index arrays of NumPy, torch and JAX alike. Masks combine with ``&`` and
 ``|``, also with a bool array of shape ``(B, S)`` or broadcastable to ``(B, H, T, S)``, or with integers 0 and 1 of
-shape ``(B, S)``; ``mask.offset(n)`` is the same
-mask seen by queries that start at position ``n``. Positions are the places in the sequence, padding included.
+shape ``(B, S)``; ``mask.offset(n)`` is the same mask seen by queries that start at position ``n``. Positions are
+indices in the sequence, padding included.
 
 Without an offset, query ``i`` is position ``i`` whatever the number of keys: ``causal()`` shows it keys ``0..i``.
 """

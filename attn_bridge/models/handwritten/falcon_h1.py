@@ -114,8 +114,6 @@ def write_falcon_h1(config: DecoderConfig, model_type: str) -> WrittenKeys:
     attention, recurrent = block.attention, block.recurrent
     if not isinstance(attention, GroupedQueryAttentionConfig) or not isinstance(recurrent, Mamba2Config):
         raise ValueError("blocks must have grouped-query attention and Mamba-2 next to each other there")
-    if attention.scale is None or attention.head_dim is None:
-        raise AssertionError("resolved by the config")
     width, scale = attention.head_dim, attention.scale
     return {
         **write_llama_decoder(config, bias="mlp_bias"),

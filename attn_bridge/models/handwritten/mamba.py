@@ -98,7 +98,6 @@ def write_layer(config: DecoderConfig, keys: SelectiveKeys) -> WrittenKeys:
         ValueError: no layer of the model is one, or its channels do not fit.
     """
     layer = attention_of(config, MambaConfig)
-    assert layer.width, "resolved in __post_init__"
     if layer.width % layer.d_in:
         raise ValueError(f"width ({layer.width}) must be a multiple of d_in ({layer.d_in}) there")
     return {
