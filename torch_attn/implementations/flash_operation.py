@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from attn_bridge.masks import ArrayMask
 from attn_kernels import words
@@ -260,13 +261,13 @@ def _backward_results(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> 
 # ---- derivatives
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep(ctx: FunctionCtx, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:11], *output[1:])
     ctx.options = inputs[11:]
 
 
-def _differentiate(ctx: Any, d_context: Tensor | None, _: Any, d_total: Tensor | None) -> tuple[Any, ...]:
+def _differentiate(ctx: FunctionCtx, d_context: Tensor | None, _: Any, d_total: Tensor | None) -> tuple[Any, ...]:
     *operands, top, total = ctx.saved_tensors
     query, value = operands[0], operands[2]
     if d_context is None:
@@ -281,13 +282,13 @@ def _differentiate(ctx: Any, d_context: Tensor | None, _: Any, d_total: Tensor |
     return (*gradients, d_bias if asks else None, None if sinks is None else d_sinks, *nothing)
 
 
-def _keep_of_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep_of_backward(ctx: FunctionCtx, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:15])
     ctx.options = inputs[15:]
 
 
-def _differentiate_twice(ctx: Any, *seconds: Tensor | None) -> tuple[Any, ...]:
+def _differentiate_twice(ctx: FunctionCtx, *seconds: Tensor | None) -> tuple[Any, ...]:
     """Return the gradients of the gradients, by plain code in memory that grows with T times S, as it is rare."""
     *operands, top, _, d_context, d_total = ctx.saved_tensors
     *options, _ = ctx.options

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.types import Device
 
 from .. import random, recomputation
@@ -93,15 +94,15 @@ class _Mask(torch.autograd.Function):
         return draw(tuple(like.shape))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, None, None]:
+    def backward(ctx: FunctionCtx, *cotangents: Tensor) -> tuple[None, None, None]:
         return None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> None:
+    def jvp(ctx: FunctionCtx, *tangents: Tensor | None) -> None:
         return None
 
     @staticmethod

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import TransformType, get_unwrapped, is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd.function import FunctionCtx
 
 from . import reference
 from .call import KernelCall
@@ -88,13 +89,13 @@ class _Twice(torch.autograd.Function):
     """Passes a context on; passes its gradient to the kernel, or around it where it is differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, context: Tensor, options: tuple[Any, ...], *operands: Tensor | None) -> Tensor:
+    def forward(ctx: FunctionCtx, context: Tensor, options: tuple[Any, ...], *operands: Tensor | None) -> Tensor:
         ctx.options = options
         ctx.save_for_backward(*operands)
         return context.detach()
 
     @staticmethod
-    def backward(ctx: Any, d_context: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, d_context: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
             return d_context, None, None, None, None, None
         mask, scale, dropout = ctx.options

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.autograd.function import FunctionCtx
 from torch.distributed import ProcessGroup
 
 
@@ -14,12 +14,12 @@ class _Exchange(torch.autograd.Function):
     """All to all: rows for the first device first, and so they come."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], got: list[int], group: ProcessGroup) -> Tensor:
+    def forward(ctx: FunctionCtx, rows: Tensor, sent: list[int], got: list[int], group: ProcessGroup) -> Tensor:
         ctx.sent, ctx.got, ctx.group = sent, got, group
         return send(rows, sent, got, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return send(gradient, ctx.got, ctx.sent, ctx.group), None, None, None
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import Shard
 
 from attn_bridge.sharding.plan import Role
@@ -49,12 +49,12 @@ def on_parts(module: nn.Module, parts: Mapping[str, Tensor], **attributes: objec
 
 class _Touched(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, result: Tensor, *others: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, result: Tensor, *others: Tensor) -> Tensor:
         ctx.shapes = [(one.shape, one.dtype, one.device) for one in others]
         return result.view_as(result)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, ...]:
         zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.shapes)
         return gradient, *zeros
 

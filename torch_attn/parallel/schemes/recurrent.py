@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.autograd.function import FunctionCtx
 from torch.distributed import ProcessGroup
 
 from attn_bridge.masks import Mask, as_mask
@@ -34,6 +35,16 @@ from ..region import local_parameters, on_parts
 
 Output: TypeAlias = Tensor | tuple[Tensor | RecurrentCache, ...]
 """The output of a module, with its weights or its cache behind it if asked for."""
+
+
+class CallOptions(TypedDict, total=False):
+    """Keyword arguments of a call of a recurrent layer, or of `LightningAttention._attend`."""
+
+    attention_mask: Mask | Tensor | None
+    positions: Tensor | None
+    cache: RecurrentCache | None
+    return_weights: bool
+    form: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,26 +107,26 @@ class DeviceLine:
 
 class _Receive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, line: DeviceLine, state: Tensor, *beside: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, line: DeviceLine, state: Tensor, *beside: Tensor) -> Tensor:
         ctx.line, ctx.count = line, len(beside)
         return line.receive(state, -1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[None, ...]:
         ctx.line.send(gradient, -1)
         return None, None, *[None] * ctx.count
 
 
 class _Send(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, line: DeviceLine, result: Tensor, state: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, line: DeviceLine, result: Tensor, state: Tensor) -> Tensor:
         ctx.line = line
         ctx.save_for_backward(state)
         line.send(state, 1)
         return result.view_as(result)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
         return None, gradient, ctx.line.receive(ctx.saved_tensors[0], 1)
 
 
@@ -129,7 +140,7 @@ def short_convolution(self: ShortConvolution, x: Tensor, state: Tensor | None = 
     return line.behind(output, state), state
 
 
-def linear_attention(self: LinearAttention, x: Tensor, **options: Any) -> Output:
+def linear_attention(self: LinearAttention, x: Tensor, **options: Unpack[CallOptions]) -> Output:
     """Compute the device's heads and tokens; all tokens, where weights are asked for or a mask needs them."""
     mask, cache = options.get("attention_mask"), options.get("cache")
     has_weights = bool(options.get("return_weights"))
@@ -137,32 +148,32 @@ def linear_attention(self: LinearAttention, x: Tensor, **options: Any) -> Output
     return _recurrent(self, x, LinearAttention.forward, options, needs_all, {})
 
 
-def gated_convolution(self: GatedConvolution, x: Tensor, **options: Any) -> Output:
+def gated_convolution(self: GatedConvolution, x: Tensor, **options: Unpack[CallOptions]) -> Output:
     """Compute the device's tokens of all channels."""
     return _recurrent(self, x, GatedConvolution.forward, options, options.get("cache") is not None, {}, by_heads=False)
 
 
-def gated_delta_net(self: GatedDeltaNet, x: Tensor, **options: Any) -> Output:
+def gated_delta_net(self: GatedDeltaNet, x: Tensor, **options: Unpack[CallOptions]) -> Output:
     """Compute the device's heads and tokens."""
     channels = _channels(self, self.config.key_width, self.config.key_width, self.config.value_width)
     picked = {"conv1d.weight": channels}
     return _recurrent(self, x, GatedDeltaNet.forward, options, options.get("cache") is not None, picked)
 
 
-def kimi_delta_attention(self: KimiDeltaAttention, x: Tensor, **options: Any) -> Output:
+def kimi_delta_attention(self: KimiDeltaAttention, x: Tensor, **options: Unpack[CallOptions]) -> Output:
     """Compute the device's heads and tokens."""
     channels = _channels(self, self.config.key_width, self.config.key_width, self.config.value_width)
     picked = {"conv1d.weight": channels}
     return _recurrent(self, x, KimiDeltaAttention.forward, options, options.get("cache") is not None, picked)
 
 
-def mamba(self: Mamba, x: Tensor, **options: Any) -> Output:
+def mamba(self: Mamba, x: Tensor, **options: Unpack[CallOptions]) -> Output:
     """Compute the device's tokens of all channels, as every key and query reads all channels."""
     picked = {"conv1d.weight": torch.arange(self.config.width)}
     return _recurrent(self, x, Mamba.forward, options, options.get("cache") is not None, picked, by_heads=False)
 
 
-def mamba2(self: Mamba2, x: Tensor, **options: Any) -> Output:
+def mamba2(self: Mamba2, x: Tensor, **options: Unpack[CallOptions]) -> Output:
     """Compute the device's groups of heads, and its tokens."""
     config: Mamba2Config = self.config
     channels = _channels(self, config.width, config.key_width, config.key_width)
@@ -171,7 +182,7 @@ def mamba2(self: Mamba2, x: Tensor, **options: Any) -> Output:
     return _recurrent(self, x, Mamba2.forward, options, options.get("cache") is not None, picked)
 
 
-def lightning_attention(self: LightningAttention, batch: Tensor, **options: Any) -> Output:
+def lightning_attention(self: LightningAttention, batch: Tensor, **options: Unpack[CallOptions]) -> Output:
     """Compute the contexts and gates of the device's heads and tokens; the norm of all heads follows outside."""
     needs_all = options.get("cache") is not None
     return _recurrent(self, batch, LightningAttention._attend, options, needs_all, {}, features=2)
@@ -195,7 +206,7 @@ def _recurrent(
     self: nn.Module,
     x: Tensor,
     run: Callable[..., Output],
-    options: dict[str, Any],
+    options: CallOptions,
     needs_all: bool,
     picked: dict[str, Tensor],
     *,
@@ -235,7 +246,7 @@ def _recurrent(
     if cut["context"] is not None:
         line = DeviceLine(sharding.group("context"), sharding.rank("context"), sharding.plan.size("context"))
     channels = picked.get("conv1d.weight")
-    own = dict(options)
+    own = options.copy()
     own["attention_mask"] = _mask_of(self, x, options, cut, by_heads)
     cache = options.get("cache")
     if cache is not None:
@@ -272,7 +283,7 @@ def _config_of_heads(config: Any, sharding: Devices) -> Any:
     return config.replace(**changes) if devices > 1 else config
 
 
-def _mask_of(self: nn.Module, x: Tensor, options: dict[str, Any], cut: Cut, by_heads: bool) -> Mask | Tensor | None:
+def _mask_of(self: nn.Module, x: Tensor, options: CallOptions, cut: Cut, by_heads: bool) -> Mask | Tensor | None:
     """Return a device's part of the attention mask of a call."""
     mask, sharding = options.get("attention_mask"), self.sharding
     if mask is None:

@@ -16,6 +16,7 @@ import torch
 from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from attn_bridge.masks import Mask
 from attn_bridge.sharding import turns
@@ -125,7 +126,9 @@ class _Ring(torch.autograd.Function):
     """Context ``(b, t, h, c)`` and logarithms of sums ``(b, h, t)``; a value of None is the key."""
 
     @staticmethod
-    def forward(ctx: Any, ring: Ring, query: Tensor, key: Tensor, value: Tensor | None, bias: Tensor | None) -> Any:
+    def forward(
+        ctx: FunctionCtx, ring: Ring, query: Tensor, key: Tensor, value: Tensor | None, bias: Tensor | None
+    ) -> Any:
         width = (key if value is None else value).shape[-1]
         context = query.new_zeros((*query.shape[:3], width))
         sums = query.new_full((query.shape[0], query.shape[2], query.shape[1]), -torch.inf)
@@ -146,7 +149,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_context: Tensor, d_sums: Tensor) -> Any:
+    def backward(ctx: FunctionCtx, d_context: Tensor, d_sums: Tensor) -> Any:
         ring: Ring = ctx.ring
         query, key, value, bias, context, sums = ctx.saved_tensors
         block_arrays = [key] if value is None else [key, value]

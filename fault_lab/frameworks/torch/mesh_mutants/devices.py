@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -146,12 +147,12 @@ def _all(x: Tensor, group: object) -> list[Tensor]:
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, size: int, how: str) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, group: Any, size: int, how: str) -> Tensor:
         ctx.given = group, {"averaged": 1.0 / size, "twice": float(size)}.get(how, 1.0)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         group, factor = ctx.given
         return _summed(grad, group) * factor, None, None, None
 
@@ -168,19 +169,19 @@ class _Reduce(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, dim: int) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, group: Any, dim: int) -> Tensor:
         ctx.given = group, dim, x.shape[dim]
         return torch.cat(_all(x, group), dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         group, dim, width = ctx.given
         return _summed(grad, group).narrow(dim, dist.get_rank(group) * width, width), None, None
 
 
 class _Move(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, hops: int) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, group: Any, hops: int) -> Tensor:
         ctx.given = group, hops
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         received, mine = torch.empty_like(x, memory_format=torch.contiguous_format), x.detach().contiguous()
@@ -194,7 +195,7 @@ class _Move(torch.autograd.Function):
         return received
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         group, hops = ctx.given
         return _Move.apply(grad, group, -hops), None, None
 
