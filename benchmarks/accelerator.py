@@ -21,7 +21,7 @@ from pathlib import Path
 
 from attn_bridge.cli.output import check_writable
 
-from . import machine
+from .measuring import machine
 from .sides import jax_side, torch_side
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from attn_bridge.cli.output import check_writable, progress, write_json
 
-from . import cells
+from .measuring import cells
 
 app = typer.Typer(
     add_completion=False,
@@ -79,10 +79,10 @@ def bench(
 
     Exit status: 0 = done, 1 = one of ours is wrong or fails, 2 = bad usage.
     """
+    from .measuring.session import Plan, groups, measure
     from .reporting import page
     from .reporting.plot import svg
     from .reporting.report import Report
-    from .session import Plan, groups, measure
 
     files = {"--json": json_file, "--plot": plot, "--markdown": markdown}
     for option, target in files.items():

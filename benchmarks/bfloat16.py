@@ -23,7 +23,7 @@ import jax_attn.functional
 import torch_attn.functional
 from attn_bridge.masks import causal
 
-from . import machine
+from .measuring import machine
 from .sides import jax_side, torch_side
 
 SHAPES = ("4,1024,12,64", "1,4096,12,64", "8,256,12,64", "2,2048,8,128")

@@ -3,7 +3,7 @@
 python -m benchmarks.decoding [--length 8192 32768] [--batch 1 8] [--dtype float32 bfloat16] [--rounds 15] [--best]
 
 Everything is measured alternately in one process, and the median of the rounds is shown, or the best. The stream
-(`benchmarks.stream`) reads the bytes of the keys and values on all cores and sums them; it does not run on a GPU.
+(`measuring.stream`) reads the bytes of the keys and values on all cores and sums them; it does not run on a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from attn_bridge.specs import GroupedQueryAttentionConfig, Rotary
 from jax_attn.functional import dot_product_attention as jax_dot_product_attention
 from torch_attn.functional import dot_product_attention
 
-from . import machine
+from .measuring import machine
 from .sides import jax_side, torch_side
 
 SIZES = {"12 heads of 64": (12, 12, 64), "32 heads of 128, 8 of keys": (32, 8, 128)}
@@ -127,7 +127,7 @@ def measure(
     }
     if device.type == "cpu" and importlib.util.find_spec("llvmlite"):
         bits = [sequence[:length].view(np.uint8) for one in jax_arrays for sequence in np.asarray(one)]
-        ways = {"stream": importlib.import_module("benchmarks.stream").reader(bits), **ways}
+        ways = {"stream": importlib.import_module("benchmarks.measuring.stream").reader(bits), **ways}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with torch.no_grad():
         for way in ways.values():

@@ -33,7 +33,7 @@ from attn_bridge.specs import (
 from attn_parity import workers
 from attn_parity.sides.subject import load_adapter
 
-from .collectives import traffic
+from .measuring.collectives import traffic
 
 HEAD, HEADS, KEY_HEADS, BATCH, VOCABULARY = 64, 8, 4, 2, 4096
 LONG_DEVICES, LONG_HEADS = 8, 2

@@ -28,7 +28,7 @@ from flax import nnx
 import jax_attn
 import torch_attn
 
-from . import machine
+from .measuring import machine
 from .sides import jax_side, torch_side
 
 Way = Callable[[], object]

@@ -25,7 +25,7 @@ import torch_attn.functional
 from attn_bridge import masks
 from torch_attn.random import JaxRngs
 
-from . import machine
+from .measuring import machine
 from .sides import jax_side, torch_side
 
 Way = Callable[[], object]

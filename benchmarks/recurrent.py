@@ -26,7 +26,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated
 import jax_attn.recurrent.recurrence
 import torch_attn.recurrent.recurrence
 
-from . import machine
+from .measuring import machine
 from .sides import jax_side, torch_side
 
 SHAPES = [(1, 2048, 16, 128), (2, 512, 8, 64), (1, 777, 4, 80)]

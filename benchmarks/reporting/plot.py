@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from attn_parity.rendering.html.markup import Markup, element
 
-from ..cells import DIRECTIONS, DTYPES
+from ..measuring.cells import DIRECTIONS, DTYPES
 from .report import Report, Row, fastest
 
 WIDTH, HEIGHT = 400, 280

@@ -10,8 +10,8 @@ from typing import Any
 import rich.box
 import rich.table
 
-from .. import machine
-from ..cells import Group
+from ..measuring import machine
+from ..measuring.cells import Group
 
 SCHEMA = 1
 

@@ -19,7 +19,7 @@ from jax import Array
 import jax_attn
 from attn_bridge.masks import causal
 
-from ..cells import LINEARS, Group
+from ..measuring.cells import LINEARS, Group
 from .contender import Contender, Work
 from .peers_jax import PlainMultiHeadAttention
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
-from ..cells import LINEARS, Group
+from ..measuring.cells import LINEARS, Group
 
 BLOCK = 512
 """Queries per block."""

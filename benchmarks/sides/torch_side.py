@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import torch_attn
 from attn_bridge.masks import causal
 
-from ..cells import LINEARS, Group
+from ..measuring.cells import LINEARS, Group
 from .contender import Contender, Work
 from .peers_torch import PlainMultiHeadAttention
 

@@ -17,8 +17,8 @@ from attn_bridge.specs import VARIANTS, MultiHeadAttentionConfig
 from attn_parity.laws import LAWS
 from benchmarks.agents.catalogue import PORTS
 from benchmarks.app import run
-from benchmarks.cells import LINEARS, Cell, Group
-from benchmarks.collectives import traffic
+from benchmarks.measuring.cells import LINEARS, Cell, Group
+from benchmarks.measuring.collectives import traffic
 from benchmarks.reporting import page
 from benchmarks.reporting.plot import svg
 from benchmarks.reporting.report import Report, Row

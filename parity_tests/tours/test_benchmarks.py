@@ -15,9 +15,9 @@ import attn_bridge
 from benchmarks import accelerator, bfloat16, decoding, meshes, models, options
 from benchmarks.agents.catalogue import PORTS
 from benchmarks.agents.trials import run
-from benchmarks.bench import Bench
-from benchmarks.cells import Cell, Group
-from benchmarks.session import Plan, Worker, WorkerError, groups, measure
+from benchmarks.measuring.bench import Bench
+from benchmarks.measuring.cells import Cell, Group
+from benchmarks.measuring.session import Plan, Worker, WorkerError, groups, measure
 from benchmarks.sides import jax_side, torch_side
 
 from ..support.calls import cover
@@ -106,7 +106,7 @@ def test_a_contender_that_refuses_a_call_is_skipped(monkeypatch):
 
 
 def test_what_would_not_fit_into_memory_is_not_run(monkeypatch):
-    monkeypatch.setattr("benchmarks.bench.free_memory", lambda: 0)
+    monkeypatch.setattr("benchmarks.measuring.bench.free_memory", lambda: 0)
     (wanted,) = groups(["attention"], [CELL], ["float32"], ["forward"])
     rows = measure(plan(wanted, frameworks=("jax",), modes=("compiled",)), connect=here).rows
     found = {row.contender: (row.status, row.reason) for row in rows}

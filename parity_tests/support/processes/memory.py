@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from unittest import mock
 
 from attn_bridge.checkpoints.containers.orbax import reader
-from benchmarks.memory import begin_peak, peak
+from benchmarks.measuring.memory import begin_peak, peak
 
 
 @dataclasses.dataclass

@@ -1,6 +1,6 @@
 """A process that holds one framework: it reads requests as JSON lines on stdin and answers each with one on stdout.
 
-``python -m benchmarks.worker torch``
+``python -m benchmarks.measuring.worker torch``
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ import numpy as np
 
 from attn_bridge.backends import MissingBackendError
 
+from ..reporting.report import Report, Row
+from ..sides import oracle
 from . import machine
 from .bench import MATMUL, Bench
 from .cells import Cell, Group
-from .reporting.report import Report, Row
-from .sides import oracle
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 ENVIRONMENT = {
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # both frameworks share the memory of a GPU
@@ -87,7 +87,7 @@ class Worker:
         environment |= ENVIRONMENT | {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
         with self._log.open("w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.worker", self.framework],
+                [sys.executable, "-m", "benchmarks.measuring.worker", self.framework],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -13,10 +13,10 @@ import numpy as np
 
 from attn_bridge import backends
 
+from ..sides import oracle
+from ..sides.contender import Contender, Work
 from .cells import Group
 from .memory import begin_peak, free_memory, peak
-from .sides import oracle
-from .sides.contender import Contender, Work
 
 MATMUL = "matmul"
 """Key of the yardstick among the contenders."""
