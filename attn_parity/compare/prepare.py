@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..sides.arrays import class_of, is_float
 from ..sides.dropout_masks import differences
 from ..sides.libraries import KINDS, as_side
 from ..sides.modes import IN_TRAIN_MODE, Modes, called_with
-from ..sides.subject import Arguments, Arrays, ModuleFailedError, Subject, load_adapter
+from ..sides.subject import Arguments, Arrays, ModuleFailedError, Returned, Subject, load_adapter
 
 LOOKED_AT = 256
 """Numbers of a tensor that are compared with the other side's, of which two tensors drawn apart share none."""
@@ -53,7 +54,7 @@ def prepare(
         for value, one, what in zip((first, second), devices, ("first", "second"), strict=True)
     ]
     for subject in subjects:
-        subject.entry = output
+        subject.returned = Returned(output)
     ours, theirs = subjects
     labels = labels_of(ours.framework, theirs.framework)
     weights, notes = _held((ours, theirs), labels)
@@ -206,7 +207,8 @@ def _common_structure(pair: Pair, *, is_own: bool) -> OutputStructure:
         pair.notes.append("attention weights of torch's MultiheadAttention: not compared, Flax returns none")
         ours = ours[:1]
     labels = pair.shown
-    check_outputs(ours, theirs, labels, pair.first.entry)
+    theirs = _in_first_layout(pair, ours, theirs)
+    check_outputs(ours, theirs, labels, pair.first.returned.entry)
     same_dtype = calls.common_dtype(pair.held["first"]) == calls.common_dtype(pair.held["second"])
     for (path, _, dtype), (_, _, other) in zip(ours, theirs, strict=True):
         if class_of(dtype) != class_of(other) or (same_dtype and class_of(dtype) == "float" and dtype != other):
@@ -216,6 +218,37 @@ def _common_structure(pair: Pair, *, is_own: bool) -> OutputStructure:
             )
     pair.notes += plain_outputs(pair.first.plain, pair.second.plain, (labels["first"], labels["second"]))
     return list(ours)
+
+
+def _in_first_layout(pair: Pair, ours: OutputStructure, theirs: OutputStructure) -> OutputStructure:
+    """Have outputs of the second side judged with the first's axes, if their channels moved as those of its inputs."""
+    orders = [one.axes for one in pair.same_inputs if isinstance(one, calls.Rearranged) and len(one.axes) > 2]
+    moves = [move for move in MOVES if any(list(order) == _moved(len(order), *MOVES[move]) for order in orders)]
+    axes, structure = dict[str, tuple[int, ...]](), list(theirs)
+    for position, ((_, shape, _), (path, other, dtype)) in enumerate(zip(ours, theirs, strict=False)):
+        for move in moves if len(other) > 2 and shape != other else ():
+            back = _moved(len(other), *MOVES[move][::-1])
+            if tuple(other[axis] for axis in back) == shape:
+                axes[path], structure[position] = tuple(back), (path, shape, dtype)
+                pair.notes.append(
+                    f"output{path} of {pair.shown['second']} has its channels {move}, as its inputs have: it is judged "
+                    f"with the axes of {pair.shown['first']}"
+                )
+                break
+    pair.second.returned = dataclasses.replace(pair.second.returned, axes=axes)
+    return structure
+
+
+MOVES = {"last": (1, -1), "second": (-1, 1)}
+"""Layout of the second side -> the axis of channels in the first side's, and its place in the second's."""
+
+
+def _moved(count: int, source: int, target: int) -> list[int]:
+    """Return the order of some axes after one is moved."""
+    axes = list(range(count))
+    moved = axes.pop(source)
+    axes.insert(target % count, moved)
+    return axes
 
 
 def _call_in_eval_mode(pair: Pair, modes: Mapping[Side, Modes], *, to_train: bool) -> None:

@@ -33,6 +33,7 @@ from ..sides.subject import (
     Arrays,
     CannotPromoteError,
     ModuleFailedError,
+    Returned,
     Run,
     SideWeight,
     is_array,
@@ -112,7 +113,7 @@ def dump(
     if rules is not None and other is None:
         raise ValueError("rules say which parameter is which; they go with like")
     subject = prepare.subject_of(module, device)
-    subject.entry = output
+    subject.returned = Returned(output)
     settings = load_adapter(subject.framework, "precision")
     with orderly_interrupts(), folders.new(folder) as target, np.errstate(all="ignore"), settings.strict():
         recorder = DumpRecorder(

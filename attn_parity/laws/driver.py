@@ -17,6 +17,7 @@ from ..samples import calls
 from ..settings import precision
 from ..sides.libraries import as_side
 from ..sides.modes import Modes
+from ..sides.subject import Returned
 from . import LAWS
 from .batches import batch_invariance, row_permutation
 from .caches import cached, chunked
@@ -122,7 +123,7 @@ def _side(
 ) -> OneSide:
     """Return the side with its call in eval mode."""
     subject = subject_of(module, device)
-    subject.entry = entry_of(output)
+    subject.returned = Returned(entry_of(output))
     weights = weights_held(subject, shown(subject.framework))
     call = calls.in_dtype(calls.as_arguments(inputs), calls.common_dtype(weights))
     call, _ = Modes.of(subject, call).in_eval_mode(call, subject.name)

@@ -229,6 +229,22 @@ class Submodule:
 
 
 @dataclasses.dataclass(frozen=True)
+class Returned:
+    """The part of the whole module's return value that is judged.
+
+    Attributes:
+        entry: attribute, key or position; None is all of it.
+        axes: path of an output -> the order of its axes in which it is judged, where the side has another one.
+    """
+
+    entry: str | None = None
+    axes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+
+WHOLE = Returned()
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
     """Results of one forward and backward pass.
 
@@ -325,8 +341,8 @@ class Subject(Protocol):
     device: Any
     train: bool
     framework: Framework
-    entry: str | None
-    """Entry of the whole module's return value to judge; None is all of it."""
+    returned: Returned
+    """The part of the whole module's return value that is judged."""
     plain: Mapping[str, Any]
     """Path in the return value -> a Python number, bool or string."""
     kind: str

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jax_attn.backend import to_numpy
 
 from ...sides.dropout_masks import Masks
-from ...sides.subject import Arguments, Array, Call, GradientSample, Run, Substitute
+from ...sides.subject import WHOLE, Arguments, Array, Call, GradientSample, Returned, Run, Substitute
 from .probes.changes.gradients import StoppedPrograms
 from .probes.changes.search import ChangedPrograms
 from .probes.numpy_interpreter import evaluate
@@ -34,7 +34,7 @@ class ProbedSide(abc.ABC):
     """Runs a side with its calls recorded or replaced, or with changes; `JaxSubject` is the side."""
 
     train: bool
-    entry: str | None
+    returned: Returned
 
     @property
     @abc.abstractmethod
@@ -59,8 +59,8 @@ class ProbedSide(abc.ABC):
         self, path: str, arguments: Arguments, dtype: str | None, tape: Tape | None = None
     ) -> tuple[Differentiated, Callable[..., Any]]:
         """Return a plain run of a submodule, and the function that runs it."""
-        entry, part = None if path else self.entry, self.part(path)
-        probe = Differentiated(self.name, self.train, part, arguments, dtype, 0, "eager", tape, entry)
+        returned, part = WHOLE if path else self.returned, self.part(path)
+        probe = Differentiated(self.name, self.train, part, arguments, dtype, 0, "eager", tape, returned)
         return probe, probe.function(Masks(0) if self.train else None)
 
     def uses(self, weights: Mapping[str, np.ndarray], arguments: Arguments) -> dict[str, int]:

@@ -23,6 +23,7 @@ from ...sides.dropout_masks import Draw, MaskPlan, Masks
 from ...sides.function import Function
 from ...sides.modes import mode_arguments
 from ...sides.subject import (
+    WHOLE,
     Arguments,
     Array,
     Arrays,
@@ -136,7 +137,7 @@ class JaxSubject(ProbedSide):
         self._promoted: dict[Hashable, tuple[core.ClosedJaxpr, jax.tree_util.PyTreeDef]] = {}
         self._asked: dict[Hashable, tuple[list[Draw], bool]] = {}
         self.plain: dict[str, object] = {}
-        self.entry: str | None = None
+        self.returned = WHOLE
 
     @property
     def device(self) -> str:
@@ -240,13 +241,14 @@ class JaxSubject(ProbedSide):
             None if cotangents is None else [None if one is None else cast(one, dtype) for one in cotangents]
         )
         seed_of_code = 0 if is_probe(mode) else seed
-        entry = None if path else self.entry
-        probe = Differentiated(self.name, self.train, part, arguments, dtype, seed_of_code, mode, None, entry)
+        returned = WHOLE if path else self.returned
+        probe = Differentiated(self.name, self.train, part, arguments, dtype, seed_of_code, mode, None, returned)
         plan = MaskPlan() if self.train else None
         function = probe.function(plan)
         operands = (weights, leaves, rounded_cotangents)
         layouts = map(_layout, operands)
-        key = (path, dtype, mode, tuple(sorted(tables)), seed_of_code, *layouts, _static(arguments))
+        turned = tuple(sorted(returned.axes.items()))
+        key = (path, dtype, mode, tuple(sorted(tables)), seed_of_code, *layouts, _static(arguments), turned)
         with self.reported(dtype, arguments), kept_wide(weights, leaves):
             draws, foreign = ([], False) if plan is None else self._ask(key, plan, function, operands, dtype)
             source = Masks(masks) if draws else None
@@ -280,7 +282,7 @@ class JaxSubject(ProbedSide):
         def _run(weights: dict[str, ArrayLike], leaves: list[ArrayLike]) -> list[jax.Array]:
             result = self.part("").call(weights, arguments.with_leaves(leaves), setting)
             self.plain = plain_values(result)
-            structure[:], outputs = outputs_of(result, self.name, self.entry)
+            structure[:], outputs = outputs_of(result, self.name, self.returned)
             return outputs
 
         with self.reported(None, arguments), kept_wide(weights, arguments.leaves):
@@ -301,7 +303,7 @@ class JaxSubject(ProbedSide):
 
         def _run(weights: Mapping[str, jax.Array], leaves: Sequence[jax.Array]) -> list[jax.Array]:
             tape.clear()
-            return outputs_of(part.call(weights, arguments.with_leaves(leaves), setting), self.name, self.entry)[1]
+            return outputs_of(part.call(weights, arguments.with_leaves(leaves), setting), self.name, self.returned)[1]
 
         shapes = {name: jax.ShapeDtypeStruct(array.shape, _cast_of(array, dtype)) for name, array in arrays.items()}
         with self.reported(dtype, arguments), kept_wide(arrays, leaves), recording(next(TAPES)):

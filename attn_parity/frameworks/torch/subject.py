@@ -23,6 +23,7 @@ from ...hints.settings import read as read_settings
 from ...sides.arrays import class_of, is_large
 from ...sides.dropout_masks import MaskPlan, Masks
 from ...sides.subject import (
+    WHOLE,
     Arguments,
     Array,
     Arrays,
@@ -83,7 +84,7 @@ class TorchSubject:
         self.mesh = next((one.device_mesh for one in self.side.tensors().values() if is_sharded(one)), None)
         self.apart: list[str] = []
         self.plain: dict[str, Any] = {}
-        self.entry: str | None = None
+        self.returned = WHOLE
         self.parts: dict[str, list[Tensor | None]] = {}
         self._compiled: dict[tuple[str, str], Any] = {}
         self._accumulates = False
@@ -244,7 +245,7 @@ class TorchSubject:
             with part.holding({**self.constants(part, None), **tensors}, part.target) as call:
                 result = call(arguments.with_leaves(leaves))
                 self.plain = plain_values(result)
-                structure, outputs = outputs_of(result, f"{self.kind} {self.name}", self.entry)
+                structure, outputs = outputs_of(result, f"{self.kind} {self.name}", self.returned)
         return [(place, tuple(one.shape), dtype_name(one)) for place, one in zip(structure, outputs, strict=True)]
 
     def record(

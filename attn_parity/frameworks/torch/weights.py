@@ -21,7 +21,7 @@ from torch_attn.functional import dtype_name
 
 from ...sides.entries import picked
 from ...sides.function import Function
-from ...sides.subject import Arguments, ModuleFailedError, SideWeight, flatten, replace, signature_of
+from ...sides.subject import WHOLE, Arguments, ModuleFailedError, Returned, SideWeight, flatten, replace, signature_of
 
 STATISTICS = ("running_mean", "running_var")
 """Buffers that training changes and that Flax keeps as batch statistics; every other buffer is state."""
@@ -339,13 +339,13 @@ def device_of(tensors: Mapping[str, Tensor] | nn.Module, wanted: str | None) -> 
     raise ModuleFailedError(f"device {wanted}: torch finds none on this machine")
 
 
-def outputs_of(result: object, what: str, entry: str | None = None) -> tuple[list[str], list[Tensor]]:
+def outputs_of(result: object, what: str, returned: Returned = WHOLE) -> tuple[list[str], list[Tensor]]:
     """Return the path and the tensor of every output.
 
     Args:
         result: the return value of a call.
         what: the side, for messages.
-        entry: the entry that counts; None is all of it.
+        returned: the part that is judged.
 
     Raises:
         ModuleFailedError: the result holds no tensor, or one that is unreadable as an array.
@@ -353,12 +353,13 @@ def outputs_of(result: object, what: str, entry: str | None = None) -> tuple[lis
     leaves = flatten(result, is_tensor)
     if not leaves:
         raise ModuleFailedError(f"the {what} returned {type(result).__name__}, which holds no tensor")
-    leaves = leaves if entry is None else picked(leaves, entry, f"the {what}")
+    leaves = leaves if returned.entry is None else picked(leaves, returned.entry, f"the {what}")
     for path, tensor in leaves:
         why = unreadable(tensor)
         if why:
             raise ModuleFailedError(f"output{path} of the {what} is {why}")
-    return [path for path, _ in leaves], [tensor for _, tensor in leaves]
+    axes = returned.axes
+    return [path for path, _ in leaves], [one.permute(axes[path]) if path in axes else one for path, one in leaves]
 
 
 def is_tensor(value: object) -> bool:

@@ -434,9 +434,45 @@ def test_probes_do_not_bring_torchs_compiler_along():
 
 
 def test_outputs_with_permuted_axes_are_refused_with_advice():
-    first = nn.Conv2d(3, 4, 3, padding=1)
-    second = nnx.Conv(3, 4, (3, 3), padding=1, rngs=nnx.Rngs(0))
+    class Moved(nnx.Module):
+        def __init__(self):
+            self.conv = nnx.Conv(3, 4, (3, 3), padding=1, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.conv(x.transpose(0, 2, 3, 1))
+
     x = np.random.default_rng(0).normal(size=(2, 3, 5, 6)).astype(np.float32)
     said = r"output is \(2, 4, 5, 6\) in torch and \(2, 5, 6, 4\) in Flax; if its axes lie in another order, wrap one"
     with pytest.raises(ValueError, match=said):
-        compare(first, second, x, x.transpose(0, 2, 3, 1))
+        compare(nn.Conv2d(3, 4, 3, padding=1), Moved(), x)
+
+
+@pytest.mark.parametrize("fault", ["", "eps", "padding"])
+def test_outputs_are_judged_in_the_layout_of_the_inputs(fault):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4)
+            self.conv2 = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            x = self.conv1(x)
+            return x, x + self.conv2(self.norm(x).tanh())
+
+    class Port(nnx.Module):
+        def __init__(self):
+            pad = ((0, 2), (1, 1)) if fault == "padding" else 1
+            self.conv1 = nnx.Conv(3, 4, (3, 3), padding=pad, rngs=nnx.Rngs(0))
+            self.norm = nnx.GroupNorm(4, num_groups=2, epsilon=1e-3 if fault == "eps" else 1e-5, rngs=nnx.Rngs(0))
+            self.conv2 = nnx.Conv(4, 4, (1, 1), rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            x = self.conv1(x)
+            return x, x + self.conv2(jnp.tanh(self.norm(x)))
+
+    x = np.random.default_rng(0).normal(size=(2, 3, 5, 6)).astype(np.float32)
+    report = compare(Block(), Port(), x, x.transpose(0, 2, 3, 1), seeds=1)
+    assert report.verdict == ("different" if fault else "equal")
+    assert any("has its channels last, as its inputs have" in note for note in report.notes)
+    place = {"": None, "eps": "norm", "padding": "conv1"}[fault]
+    assert (report.first_divergence and report.first_divergence.path) == place

@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from ....sides.arrays import LargeWeight, lends
 from ....sides.dropout_masks import MaskPlan, Masks
 from ....sides.entries import picked
-from ....sides.subject import Arguments, ModuleFailedError, flatten
+from ....sides.subject import WHOLE, Arguments, ModuleFailedError, Returned, flatten
 from ....sides.tables import Tables
 from ..probes.literals import evaluate_literals
 from ..probes.logsumexp import with_logsumexp
@@ -300,12 +300,12 @@ class Differentiated:
         seed: int,
         mode: str,
         tape: Tape | None = None,
-        entry: str | None = None,
+        returned: Returned = WHOLE,
     ):
         self.structure: list[str] = []
         self.replaced: dict[int, core.JaxprEqn] = {}
         self._name, self._part, self._arguments, self._mode = name, part, arguments, mode
-        self._entry = entry
+        self._returned = returned
         self._setting = Setting(dtype, seed, train, None, tape)
 
     def function(self, source: MaskPlan | Masks | None) -> Callable[..., tuple[list[Array], _Gradients, _Gradients]]:
@@ -329,7 +329,7 @@ class Differentiated:
             def forward(mine: dict[str, ArrayLike], floats: dict[str, ArrayLike]) -> tuple[list[Array], list[Array]]:
                 call = self._arguments.with_leaves([floats.get(str(i), leaf) for i, leaf in enumerate(leaves)])
                 result = self._part.call({**others, **mine}, call, setting)
-                self.structure[:], outputs = outputs_of(result, self._name, self._entry)
+                self.structure[:], outputs = outputs_of(result, self._name, self._returned)
                 kinds[:] = map(is_jax_float, outputs)
                 return _split(outputs)
 
@@ -343,13 +343,13 @@ class Differentiated:
         return differentiate
 
 
-def outputs_of(result: object, name: str, entry: str | None = None) -> tuple[list[str], list[Array]]:
+def outputs_of(result: object, name: str, returned: Returned = WHOLE) -> tuple[list[str], list[Array]]:
     """Return the path of each array in the return value, and the arrays.
 
     Args:
         result: the return value of a call.
         name: the side's, for messages.
-        entry: the entry that counts; None is all of it.
+        returned: the part that is judged.
 
     Raises:
         ModuleFailedError: the result holds no array.
@@ -357,8 +357,9 @@ def outputs_of(result: object, name: str, entry: str | None = None) -> tuple[lis
     leaves = flatten(result, is_jax_array)
     if not leaves:
         raise ModuleFailedError(f"the Flax module {name} returned {type(result).__name__}, which holds no array")
-    leaves = leaves if entry is None else picked(leaves, entry, f"the Flax module {name}")
-    return [path for path, _ in leaves], [jnp.asarray(array) for _, array in leaves]
+    leaves = leaves if returned.entry is None else picked(leaves, returned.entry, f"the Flax module {name}")
+    axes, arrays = returned.axes, [(path, jnp.asarray(array)) for path, array in leaves]
+    return [path for path, _ in arrays], [one.transpose(axes[path]) if path in axes else one for path, one in arrays]
 
 
 def _split(outputs: list[Array]) -> tuple[list[Array], list[Array]]:

@@ -27,7 +27,7 @@ from torch_attn.shards import cut_as, is_sharded
 from ....sides.arrays import lends
 from ....sides.dropout_masks import Masks
 from ....sides.shards import Shares
-from ....sides.subject import Arguments, Array, CannotPromoteError, ModuleFailedError, Run, culprit, plain_values
+from ....sides.subject import WHOLE, Arguments, Array, CannotPromoteError, ModuleFailedError, Run, culprit, plain_values
 from ....sides.tables import STILL
 from ....stack import raised_at
 from ..weights import TorchPart, outputs_of
@@ -96,7 +96,7 @@ class Execution:
                     result = call(arguments.with_leaves(self._given(leaves, probe)))
                     self.subject.changed |= changes.found()
                     self.subject.plain = plain_values(result)
-                    structure, outputs = outputs_of(result, self.label, None if self.path else self.subject.entry)
+                    structure, outputs = outputs_of(result, self.label, WHOLE if self.path else self.subject.returned)
                     apart, mesh = [*self.subject.apart], self.subject.mesh
                     places = zip(structure, outputs, strict=True)
                     # before a checkpoint that computes again writes to them
