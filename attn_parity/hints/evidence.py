@@ -92,7 +92,7 @@ def hint_for(
         whole = getattr(evidence, "whole", None)
         text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
         if not text or text == relation(evidence, names, (positions, multiples)):
-            text = probe() or ("" if causes else getattr(evidence, "changes", str)()) or text
+            text = probe() or ("" if causes else getattr(evidence, "changes", str)()) or text or _scale(evidence, names)
         is_norm = any(setting.startswith(("eps is ", "num_groups is ")) for setting in causes)
         # Formulas of two norms say nothing more than their settings.
         causes += [text] if text and not (is_norm and text == relation(evidence, names, (norms,))) else []
@@ -109,6 +109,23 @@ def relation(
             if text:
                 return f"{case.name}: {text}" if case.is_gradient else text
     return ""
+
+
+def _scale(evidence: Any, labels: tuple[str, str]) -> str:
+    """Recognise another scale of a loss, one number that says nothing alone: all gradients have its ratio."""
+    losses = [one for case in cases_of(evidence, labels) for one in (case.first, case.second) if not case.is_gradient]
+    if len(losses) != 2 or losses[0].size != 1 or not losses[0].any():
+        return ""
+    ratio = float(losses[1].item() / losses[0].item())
+    pairs = [(_wide(one), _wide(evidence.second_gradients[name])) for name, one in evidence.first_gradients.items()]
+    telling = [(one, two) for one, two in pairs if one.any() or two.any()]
+    close = [
+        np.abs(ratio * one - two).max() <= FIT * np.abs(two).max() for one, two in telling if one.shape == two.shape
+    ]
+    if len(close) < len(telling) or not close or not all(close):
+        return ""
+    first, second = labels
+    return f"{second} is {ratio:.6g} times {first}, and so are all gradients: consistent with another scale"
 
 
 def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:

@@ -5,6 +5,7 @@ The twin is `frameworks.jax.probes.changes.gradients`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
@@ -14,18 +15,19 @@ from torch.overrides import TorchFunctionMode
 
 from ....hints.changes import PER_OPERATION, Budget, stopped
 from ....sides.subject import GradientSample, Run
-from ....stack import live, written_at
+from ....stack import live, user_line, written_at
 from .operations import WORK, Value, call_name
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stop:
-    """A change: the number of a call, and the index of the operand that it detaches; None calls no `detach`."""
+    """A change: the numbers of calls, and the index of the operand that each detaches; None calls no `detach`."""
 
     text: str
     where: str
-    at: int
+    at: tuple[int, ...]
     index: int | None
+    site: tuple[object, ...] = ()
 
 
 class StoppedCalls(TorchFunctionMode):
@@ -50,14 +52,16 @@ class StoppedCalls(TorchFunctionMode):
         number, self._number = self._number, self._number + 1
         if self._change is None:
             places = [at for at, one in enumerate(args) if isinstance(one, Tensor) and one.requires_grad]
-            where = written_at(live(sys._getframe(1))) if places else ""
+            lines = live(sys._getframe(1)) if places else []
+            where, line = written_at(lines), user_line(lines, {})
+            site = (number,) if line is None or line.frame is None else (line.frame.f_code, line.frame.f_lasti)
             places = places if where else []  # the rest is no code of the side's
             if name == "detach":
-                self.stops += [_Stop("a gradient not stopped", where, number, None) for _ in places]
+                self.stops += [_Stop("a gradient not stopped", where, (number,), None, site) for _ in places]
             else:
-                self.stops += [_Stop(stopped(name, at, len(args)), where, number, at) for at in places]
+                self.stops += [_Stop(stopped(name, at, len(args)), where, (number,), at, site) for at in places]
             self.elements += sum(args[at].numel() for at in places)
-        elif number == self._change.at:
+        elif number in self._change.at:
             if self._change.index is None:
                 return args[0]
             index = self._change.index
@@ -76,11 +80,17 @@ def found(run: Callable[[int, StoppedCalls], Run], samples: Sequence[GradientSam
     run(0, record)
     cost = 2 * WORK * (PER_OPERATION * len(record.stops) + record.elements)
     hits: dict[str, str] = {}
-    for change in sorted(record.stops, key=lambda one: one.index is not None):
+    sites: dict[tuple[object, ...], list[_Stop]] = {}
+    for stop in record.stops:
+        sites.setdefault((stop.site, stop.text, stop.index), []).append(stop)
+    together = [dataclasses.replace(some[0], at=tuple(one.at[0] for one in some)) for some in sites.values()]
+    together = [change for change in together if len(change.at) > 1]  # a line that runs several times
+    for change in sorted([*together, *record.stops], key=lambda one: one.index is not None):
         if change.where in hits or not budget.spend(cost):
             continue
-        if all(sample.agrees(run(at, StoppedCalls(change))) for at, sample in enumerate(samples)):
-            hits[change.where] = change.text
+        with contextlib.suppress(Exception):  # a change may make any call fail
+            if all(sample.agrees(run(at, StoppedCalls(change))) for at, sample in enumerate(samples)):
+                hits[change.where] = change.text
         if len(hits) > 1:
             break
     return [(text, where) for where, text in hits.items()]

@@ -102,3 +102,42 @@ def test_a_detached_operand_of_torch_is_named(is_first):
     hint = parity.compare(*(sides[::-1] if is_first else sides), inputs, seeds=1).first_divergence.hint
     expected = "of the first operand of sub stopped" if is_first else "a gradient not stopped"
     assert expected in hint, hint
+
+
+class Twice(nn.Module):
+    """Two views of one input, of which each predicts the other (BYOL, arXiv 2006.07733)."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.predict = nn.Linear(6, 8), nn.Linear(8, 8)
+
+    def forward(self, x, y):
+        def loss(p, z):
+            return (p * z.detach()).sum()
+
+        x, y = self.into(x), self.into(y)
+        return 0.5 * (loss(self.predict(x), y) + loss(self.predict(y), x))
+
+
+class OtherTwice(nnx.Module):
+    def __init__(self, stopped, scale=0.5):
+        self.into, self.predict = nnx.Linear(6, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 8, rngs=nnx.Rngs(1))
+        self.stopped, self.scale = stopped, scale
+
+    def __call__(self, x, y):
+        def loss(p, z):
+            return (p * (jax.lax.stop_gradient(z) if self.stopped else z)).sum()
+
+        x, y = self.into(x), self.into(y)
+        return self.scale * (loss(self.predict(x), y) + loss(self.predict(y), x))
+
+
+def test_a_line_that_runs_twice_is_changed_as_one():
+    divergence = parity.compare(Twice(), OtherTwice(False), (draw(4, 6), draw(4, 6)), seeds=1).first_divergence
+    change = "the gradient of the second operand of mul stopped"
+    assert re.fullmatch(rf"with {change} \({LINE}\) in Flax both sides agree", divergence.hint), divergence.hint
+
+
+def test_another_scale_of_a_loss_is_known_by_its_gradients():
+    divergence = parity.compare(Twice(), OtherTwice(True, 0.7), (draw(4, 6), draw(4, 6)), seeds=1).first_divergence
+    assert divergence.hint == "Flax is 1.4 times torch, and so are all gradients: consistent with another scale"

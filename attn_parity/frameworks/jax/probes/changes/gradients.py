@@ -5,8 +5,10 @@ The forward program is run again with the gradient of one operand stopped, or wi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,8 @@ from .....hints.changes import PER_OPERATION, TRACED, Budget, stopped
 from .....sides.subject import Array, GradientSample, Run
 from ..numpy_interpreter import bind, evaluate
 from .program import Atom, Jaxpr, Program
+
+Item = TypeVar("Item")
 
 Leaf = str | int
 """A weight's name, or the position of an input."""
@@ -31,7 +35,14 @@ class _Stop:
     text: str
     where: str
     stops: Stops = lambda at, index, atom: False
-    passes: int = -1
+    passes: Collection[int] = ()
+
+
+def _together(sites: Iterable[Sequence[Item]]) -> Iterator[Sequence[Item]]:
+    """Yield the items of a line that runs several times, then each alone."""
+    groups = list(sites)
+    yield from (group for group in groups if len(group) > 1)
+    yield from ([item] for group in groups for item in group)
 
 
 class StoppedPrograms:
@@ -65,8 +76,9 @@ class StoppedPrograms:
             if change.where in hits or not budget.spend(TRACED * PER_OPERATION * len(self._program.operations)):
                 continue
             made = ((sample, self._run(change, sample, own)) for sample, own in zip(samples, operands, strict=True))
-            if all(sample.agrees(run) for sample, run in made):
-                hits[change.where] = change.text
+            with contextlib.suppress(Exception):  # a change may make any operation fail
+                if all(sample.agrees(run) for sample, run in made):
+                    hits[change.where] = change.text
             if len(hits) > 1:
                 break
         return [(text, where) for where, text in hits.items()]
@@ -77,29 +89,39 @@ class StoppedPrograms:
         for position in self._trained:
             sources[self._program.inputs[position]] = frozenset([self._leaves[position]])
         edges = []
+        passes = dict[tuple[object, ...], list[tuple[int, frozenset[Leaf]]]]()
         for at, operation in enumerate(self._program.operations):
             given = [sources.get(item, frozenset[Leaf]()) for item in operation.operands if isinstance(item, int)]
             reached = frozenset[Leaf]().union(*given)
             if operation.name == "stop_gradient":
-                if differing <= reached:
-                    yield _Stop("a gradient not stopped", operation.where, passes=at)
+                passes.setdefault(operation.site, []).append((at, reached))
                 continue
             for item, variable in zip(operation.results, operation.equation.outvars, strict=True):
                 if jnp.issubdtype(variable.aval.dtype, jnp.inexact):
                     sources[item] = reached
             edges += [(at, index, item) for index, item in enumerate(operation.operands) if isinstance(item, int)]
-        edges = [edge for edge in edges if sources.get(edge[2]) and differing <= sources[edge[2]]]
+        for several in _together(passes.values()):
+            if differing <= frozenset[Leaf]().union(*(reached for _, reached in several)):
+                where = self._program.operations[several[0][0]].where
+                yield _Stop("a gradient not stopped", where, passes=[at for at, _ in several])
+        edges = [edge for edge in edges if sources.get(edge[2])]
         edges.sort(key=lambda edge: len(sources[edge[2]]))  # what feeds nothing else explains the difference best
-        for at, index, _ in edges:
+        sites = dict[tuple[object, ...], list[tuple[int, int, Atom]]]()
+        for at, index, item in edges:
+            sites.setdefault((self._program.operations[at].site, index), []).append((at, index, item))
+        for some in _together(sites.values()):
+            if not differing <= frozenset[Leaf]().union(*(sources[item] for _, _, item in some)):
+                continue
+            group = frozenset((at, index) for at, index, _ in some)
+            at, index = min(group)
             operation = self._program.operations[at]
-            count = len(operation.operands)
 
-            def stops(mine: int, its: int, atom: Atom, at: int = at, index: int = index) -> bool:
-                return (mine, its) == (at, index)
+            def stops(at: int, index: int, atom: Atom, group: Collection[tuple[int, int]] = group) -> bool:
+                return (at, index) in group
 
-            yield _Stop(stopped(operation.name, index, count), operation.where, stops)
+            yield _Stop(stopped(operation.name, index, len(operation.operands)), operation.where, stops)
         for value in dict.fromkeys(item for _, _, item in edges):
-            if len(self._program.takes[value]) > 1:
+            if len(self._program.takes[value]) > 1 and differing <= sources[value]:
                 maker = self._program.makes.get(value)
                 where = "" if maker is None else self._program.operations[maker].where
                 name = "an argument" if maker is None else f"the result of {self._program.operations[maker].name}"
@@ -148,6 +170,6 @@ class StoppedPrograms:
                 jax.lax.stop_gradient(read(item)) if change.stops(at, index, item) else read(item)
                 for index, item in enumerate(operation.operands)
             ]
-            results = operands[:1] if at == change.passes else bind(operation.equation, operands)
+            results = operands[:1] if at in change.passes else bind(operation.equation, operands)
             values.update(zip(operation.results, results, strict=True))
         return [read(item) for item in self._program.outputs]
