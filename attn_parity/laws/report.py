@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-
-from attn_bridge import whole_files as files
 
 LawStatus = Literal["holds", "broken", "not tried"]
 
@@ -158,21 +154,6 @@ class LawsReport:
         Raises:
             ValueError: the file cannot be written.
         """
-        target = files.checked(path)
-        data: dict[str, Any] = {"schema": SCHEMA, "passed": self.passed, "summary": self.summary()} | _plain(
-            dataclasses.asdict(self)
-        )
-        if target is not None:
-            files.write(target, json.dumps(data, indent=1, allow_nan=False) + "\n")
-        return data
+        from ..rendering.json import as_json
 
-
-def _plain(value: object) -> Any:
-    """Return data with lists for tuples and None for numbers that are not finite."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    return value
+        return as_json(self, path, SCHEMA)

@@ -16,6 +16,7 @@ from attn_bridge import whole_files as files
 from ..results.findings import SCHEMA, Divergence, ModuleNode, PairedParameter, TensorVerdict, Worst
 
 if TYPE_CHECKING:
+    from ..laws.report import LawsReport
     from ..results.report import Report
     from ..training.report import TrainingReport
 
@@ -29,22 +30,25 @@ FORMER: dict[type, tuple[str, ...]] = {
 """Properties that are written in addition to the fields: former names, for readers of older reports, and growth."""
 
 
-def as_json(report: Report | TrainingReport, path: str | Path | None = None) -> dict[str, Any]:
+def as_json(
+    report: Report | TrainingReport | LawsReport, path: str | Path | None = None, schema: int = SCHEMA
+) -> dict[str, Any]:
     """Return the report as JSON-ready data: every field but the pictures; non-finite numbers become null.
 
     Args:
-        report: a report of `compare` or `train`.
+        report: a report of `compare`, `train` or `laws`.
         path: file to write it to as well.
+        schema: version of its form.
 
     Raises:
         ValueError: the file cannot be written.
     """
     target = files.checked(path)
-    data: dict[str, object] = {"schema": SCHEMA, "passed": report.passed, "summary": report.summary()}
+    data: dict[str, object] = {"schema": schema, "passed": report.passed, "summary": report.summary()}
     for field in dataclasses.fields(report):
         if field.name != "pictures":
             data[field.name] = _plain(getattr(report, field.name))
-    data |= {"torch_name": report.torch_name, "flax_name": report.flax_name}
+    data |= {name: getattr(report, name) for name in ("torch_name", "flax_name") if hasattr(report, name)}
     if target is not None:
         files.write(target, json.dumps(data, indent=1, allow_nan=False) + "\n")
     return data
