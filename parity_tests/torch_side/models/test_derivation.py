@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 
 import pytest
@@ -14,7 +15,16 @@ from attn_bridge.masks import sliding_window
 from attn_bridge.models.derived import known, reading
 from attn_bridge.models.derived.description import loads
 from attn_bridge.models.rows.decoder import EMBEDDINGS, OURS, PREFIXES
-from attn_parity.frameworks.torch.derivation import DerivationError, derive, proof, structure, subject, survey
+from attn_parity.frameworks.torch.derivation import (
+    DerivationError,
+    derive,
+    proof,
+    rows,
+    search,
+    structure,
+    subject,
+    survey,
+)
 from attn_parity.frameworks.torch.derivation.key_changes import STRETCHED
 from attn_parity.frameworks.torch.running.promotion import promoted
 
@@ -64,6 +74,22 @@ def test_packaged_family_computes_what_transformers_does(name):
 def test_derivation_gives_the_packaged_family(name):
     derived = derive(name, flax=False)
     assert dataclasses.replace(derived, proof={}) == dataclasses.replace(BY_NAME[name], proof={})
+
+
+WITH_ROWS = tuple(name for name, description in BY_NAME.items() if description.rows)
+LIKELIEST = 13
+"""Proposals among which the right rows are: projections of several kinds have many."""
+
+
+@some("name", WITH_ROWS, ("phimoe", "dots1", "granitemoe", "codegen", "gpt_neox", "bigbird_pegasus", "apertus", "mpt"))
+def test_right_rows_are_among_the_likeliest(name):
+    model = subject.find(name)
+    parts = structure.read(model)
+    written = []
+    for _, arguments in itertools.islice(search._proposals(search._choices(model, parts)), LIKELIEST):
+        arguments.pop("renamed", None)
+        written.append(rows.rows(parts, **arguments))
+    assert BY_NAME[name].rows in written
 
 
 PLANTED = {f"{name}: {fault}": (name, wrong) for name in BY_NAME for fault, wrong in plants(with_rows(BY_NAME[name]))}

@@ -94,6 +94,27 @@ def test_model_types_of_gpt2_are_run_by_its_classes():
     assert classes == {(transformers.GPT2Config, "GPT2LMHeadModel")}
 
 
+HANDWRITTEN = [name for name in families.FAMILIES if name not in {one.model_type for one in known.DESCRIPTIONS}]
+COMPUTED = {
+    ("qwen2", "sliding_window"): "None unless use_sliding_window",
+    ("qwen3", "sliding_window"): "None unless use_sliding_window",
+    ("qwen3_moe", "sliding_window"): "None unless use_sliding_window",
+    ("deepseek_v2", "norm_topk_prob"): "read for DeepSeek-V3 alone",
+}
+"""Defaults that `transformers` has otherwise, and why they mean the same."""
+
+
+@pytest.mark.parametrize("name", HANDWRITTEN)
+def test_a_missing_key_has_the_default_of_transformers(name):
+    theirs = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]()
+    ours = {
+        key: value
+        for key, value in families.FAMILIES[name].defaults.items()
+        if hasattr(theirs, key) and value != "auto" and (name, key) not in COMPUTED
+    }
+    assert ours == {key: getattr(theirs, key) for key in ours}
+
+
 # ---- what attention gives
 
 

@@ -1,0 +1,47 @@
+"""Tensors between devices: which device gets how many rows, and that gradients go the way back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch_attn.parallel import exchange
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Every exchange as rows, counts sent and counts got; what comes back is the rows plus 100."""
+    calls = []
+
+    def send(rows, sent, got, group):
+        calls.append((rows, sent, got))
+        return rows + 100
+
+    monkeypatch.setattr(exchange, "send", send)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("rank", "sent", "got"), [(0, [0, 8, 0], [0, 0, 8]), (1, [0, 0, 8], [8, 0, 0]), (2, [8, 0, 0], [0, 8, 0])]
+)
+def test_arrays_go_to_the_next_device_together(moves, rank, sent, got):
+    arrays = [torch.arange(6.0).view(2, 3), torch.arange(2.0)]
+    received = exchange.to_next(arrays, None, rank, 3)
+    ((rows, *counts),) = moves
+    assert counts == [sent, got]
+    assert rows.tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert [torch.equal(one, array + 100) for one, array in zip(received, arrays, strict=True)] == [True, True]
+
+
+def test_one_array_goes_without_a_copy(moves):
+    array = torch.arange(6.0).view(2, 3)
+    (received,) = exchange.to_next([array], None, 0, 2)
+    assert moves[0][0].data_ptr() == array.data_ptr()
+    assert torch.equal(received, array + 100)
+
+
+def test_gradients_go_the_way_back(moves):
+    rows = torch.arange(3.0).view(3, 1).requires_grad_()
+    exchange.exchange(rows, (1, 2), (2, 1), None).backward(torch.ones(3, 1))
+    assert [counts for _, *counts in moves] == [[[1, 2], [2, 1]], [[2, 1], [1, 2]]]
+    assert rows.grad.tolist() == [[101.0]] * 3
