@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from . import compiled_kernels, costs, settings
+from . import costs, settings
 
 ROOT = Path(__file__).parent
 
@@ -80,7 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
         loaded = [package for package in BLOCKED[framework] if package in sys.modules]
         assert not loaded, f"{loaded} were imported before they could be blocked"
         sys.meta_path.insert(0, _Blocker(BLOCKED[framework]))
-    compiled_kernels.register(config)
+    if folder := os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # machine code of our kernels is kept next to XLA's
+        os.environ.setdefault("ATTN_KERNELS_CACHE", f"{folder}/attn_kernels")
     if path := config.getoption("--costs"):
         costs.register(config, path)
 

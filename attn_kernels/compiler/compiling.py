@@ -1,12 +1,16 @@
-"""Compiles kernels to machine code for the host processor; the code lives as long as the process."""
+"""Compiles kernels to machine code for the host processor, or loads what an earlier process has compiled."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from pathlib import Path
 
+import llvmlite
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from . import storage
 from .processor import FEATURES, IS_X86, NAME
 
 
@@ -32,12 +36,33 @@ def address_of(written: ir.Module, name: str) -> int:
     Raises:
         RuntimeError: LLVM rejects the module; the message has the reason.
     """
-    machine = machine_for(NAME, FEATURES.flatten(), jit=True)
-    engine = llvm.create_mcjit_compiler(optimized(written, machine), machine)
+    machine, stored_as = machine_for(NAME, FEATURES.flatten(), jit=True), _stored_as(written)
+    code = storage.read(stored_as)
+    if code is None:
+        engine = llvm.create_mcjit_compiler(optimized(written, machine), machine)
+        engine.set_object_cache(notify_func=lambda _, code: storage.write(stored_as, code))
+    else:
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _ALIVE.append(engine)
     address: int = engine.get_function_address(name)
     return address
+
+
+def _stored_as(written: ir.Module) -> str:
+    """Return the name under which the machine code of a module is stored, which depends on all that makes it."""
+    versions = (*llvm.llvm_version_info, llvmlite.__version__)
+    return storage.name_of(_options(), NAME, FEATURES.flatten(), repr(versions), str(written.unrolls), str(written))
+
+
+@functools.cache
+def _options() -> str:
+    """Return the source of this module, which holds the options of the compiler; nothing where it is not readable."""
+    try:
+        return Path(__file__).read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def machine_for(processor: str, features: str = "", *, jit: bool = False) -> object:

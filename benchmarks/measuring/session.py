@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # both frameworks share the memory of a GPU
     "MALLOC_MMAP_THRESHOLD_": "1048576",  # memory that is freed goes back at once, so that a peak is one
+    "ATTN_KERNELS_CACHE": "",  # a first call measures compilation, as below
 }
 UNSET = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 """Removed from the environment of the workers: with a cache, a first call would not measure compilation."""
