@@ -10,7 +10,7 @@ from typing import Never
 
 import jax
 import jax.numpy as jnp
-from einops import rearrange
+from einops import rearrange, repeat
 from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
@@ -64,8 +64,10 @@ class GroupedQueryAttention(Layer):
             self.W_key = linear(config.d_in, key_width, config.key_bias, **options)
         if not (config.shared or config.key_is_value):
             self.W_value = linear(config.d_in, key_width, config.qkv_bias, **options)
-        if config.gate:
+        if config.gate and config.gate_scope == "channel":
             self.W_gate = linear(config.d_in, width, config.qkv_bias, **options)
+        elif config.gate:
+            self.W_head_gate = linear(config.d_in, config.num_heads, config.qkv_bias, **options)
         self.out_proj = linear(width, config.d_out, config.out_bias, **options)
         if config.qk_norm is not None:
             norm = LayerNorm if config.has_layer_norms else RMSNorm
@@ -147,8 +149,7 @@ class GroupedQueryAttention(Layer):
         context, weights = functional.as_pair(result)
         context = rearrange(context, "b t h c -> b t (h c)")
         if config.gate:
-            # One gate per channel of the context, from the same input as the query.
-            context = context * jax.nn.sigmoid(self.W_gate(batch))
+            context = context * self._gate(batch)
         output = functional.as_given(x, self.out_proj(context), weights)
         return functional.with_cache(
             functional.with_cache(output, SharedKeys(view, at) if return_shared else None), cache
@@ -196,6 +197,19 @@ class GroupedQueryAttention(Layer):
         # After the rotation, which keeps lengths: only a scale per channel makes this differ from a norm in front of
         # it.
         return getattr(self, norm)(x) if rotated else x
+
+    def _gate(self, batch: Float[Array, "b t d"]) -> Float[Array, "b t hc"]:
+        """Return the gate of each channel of the context, from the same input as the query."""
+        config = self.config
+        by_head = config.gate_scope == "head"
+        logits = self.W_head_gate(batch) if by_head else self.W_gate(batch)
+        if config.gate_activation == "softplus":
+            # The softplus of torch is linear above 20, 2e-9 off.
+            wide = logits.astype(functional.wide_dtype(batch))
+            gate = jnp.logaddexp(wide, jnp.zeros_like(wide)).astype(logits.dtype)
+        else:
+            gate = jax.nn.sigmoid(logits)
+        return repeat(gate, "b t h -> b t (h c)", c=config.head_dim) if by_head else gate
 
     def _bias(
         self, query_positions: Int[Array, "... t"], key_positions: Int[Array, "... s"], dtype: DType

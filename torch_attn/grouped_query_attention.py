@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Never
 
 import torch
-from einops import rearrange
+from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.types import Device
@@ -63,8 +63,10 @@ class GroupedQueryAttention(Resettable):
             self.W_key = linear(config.d_in, key_width, config.key_bias, **options)
         if not (config.shared or config.key_is_value):
             self.W_value = linear(config.d_in, key_width, config.qkv_bias, **options)
-        if config.gate:
+        if config.gate and config.gate_scope == "channel":
             self.W_gate = linear(config.d_in, width, config.qkv_bias, **options)
+        elif config.gate:
+            self.W_head_gate = linear(config.d_in, config.num_heads, config.qkv_bias, **options)
         self.out_proj = linear(width, config.d_out, config.out_bias, **options)
         if config.qk_norm is not None:
             norm = LayerNorm if config.has_layer_norms else RMSNorm
@@ -151,8 +153,7 @@ class GroupedQueryAttention(Resettable):
         context, weights = functional.as_pair(result)
         context = rearrange(context, "b t h c -> b t (h c)")
         if config.gate:
-            # One gate per channel of the context, from the same input as the query.
-            context = context * torch.sigmoid(self.W_gate(batch))
+            context = context * self._gate(batch)
         output = functional.as_given(x, self.out_proj(context), weights)
         return functional.with_cache(
             functional.with_cache(output, SharedKeys(view, at) if return_shared else None), cache
@@ -202,6 +203,19 @@ class GroupedQueryAttention(Resettable):
         # After the rotation, which keeps lengths: only a scale per channel makes this differ from a norm in front of
         # it.
         return getattr(self, norm)(x) if rotated else x
+
+    def _gate(self, batch: Float[Tensor, "b t d"]) -> Float[Tensor, "b t hc"]:
+        """Return the gate of each channel of the context, from the same input as the query."""
+        config = self.config
+        by_head = config.gate_scope == "head"
+        logits = self.W_head_gate(batch) if by_head else self.W_gate(batch)
+        if config.gate_activation == "softplus":
+            # The softplus of torch is linear above 20, 2e-9 off.
+            wide = logits.to(functional.wide_dtype(batch))
+            gate = torch.logaddexp(wide, torch.zeros_like(wide)).to(logits.dtype)
+        else:
+            gate = torch.sigmoid(logits)
+        return repeat(gate, "b t h -> b t (h c)", c=config.head_dim) if by_head else gate
 
     def _bias(
         self, query_positions: Int[Tensor, "... t"], key_positions: Int[Tensor, "... s"], dtype: DType

@@ -71,6 +71,8 @@ _PLAIN: dict[str, tuple[str, ...]] = {
     "W_key.weight": ("keys", "context"),
     "W_value.weight": ("values", "context"),
     "W_gate.weight": ("queries", "input"),
+    "W_head_gate.weight": ("heads", "input"),
+    "W_head_gate.bias": ("heads",),
     "W_query.bias": ("queries",),
     "W_key.bias": ("keys",),
     "W_value.bias": ("values",),

@@ -42,7 +42,7 @@ NORMS = ["{path}scale", "{path}shift"]
 MODERN = [
     *(
         f"{{path}}{name}.{leaf}"
-        for name in ("W_gate", "W_query_latent", "W_latent", "W_key_rope", "W_beta", "W_alpha", "W_step")
+        for name in ("W_gate", "W_head_gate", "W_query_latent", "W_latent", "W_key_rope", "W_beta", "W_alpha", "W_step")
         for leaf in ("weight", "bias")
     ),
     *(f"{{path}}{name}.weight" for name in ("W_index_query", "W_index_key", "W_index_weights")),

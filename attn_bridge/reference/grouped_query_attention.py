@@ -50,7 +50,9 @@ def reference(
     )
     context = merge_heads(context)
     if config.gate:
-        context = context / (1.0 + np.exp(-linear(x, parameters, "W_gate", bias=config.qkv_bias)))
+        logits = linear(x, parameters, config.gate_name, bias=config.qkv_bias)
+        gate = np.log(1.0 + np.exp(logits)) if config.gate_activation == "softplus" else 1.0 / (1.0 + np.exp(-logits))
+        context = context * (gate if config.gate_scope == "channel" else np.repeat(gate, config.head_dim, -1))
     return linear(context, parameters, "out_proj", bias=config.out_bias), weights
 
 

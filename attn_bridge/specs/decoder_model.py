@@ -44,12 +44,13 @@ Attention = (
     | Recurrent
     | DifferentialAttentionConfig
 )
-Norms = Literal["pre", "post", "sandwich", "parallel", "parallel_two", "residual", "stream"]
+Norms = Literal["pre", "post", "sandwich", "pre_and_last", "parallel", "parallel_two", "residual", "stream"]
 
 _NORMS = {
     "pre": ("norm1", "norm2"),
     "post": ("post_norm1", "post_norm2"),
     "sandwich": ("norm1", "post_norm1", "norm2", "post_norm2"),
+    "pre_and_last": ("norm1", "norm2", "post_norm2"),
     "parallel": ("norm1",),
     "parallel_two": ("norm1", "norm2"),
     "residual": ("post_norm1", "post_norm2"),
@@ -66,9 +67,10 @@ class DecoderBlockConfig(Config):
         feed_forward: config of the feed-forward layers, or of a mixture of experts; None omits them (Mamba-2).
         norm: config of every norm of the block.
         norms: their positions: before attention and feed-forward (``pre``), after them (``post``, OLMo 2), both
-            (``sandwich``, Gemma), one before the two of them, which run in parallel (``parallel``, GPT-J), or one
-            before each of these (``parallel_two``, GPT-NeoX), or after each sum (``residual``, BERT); before attention
-            and feed-forward, where each sum adds to the norm's output instead of its input (``stream``, MiniMax-01).
+            (``sandwich``, Gemma), before both and after feed-forward (``pre_and_last``, experts of A.X K1), one before
+            the two of them, which run in parallel (``parallel``, GPT-J), or one before each of these
+            (``parallel_two``, GPT-NeoX), or after each sum (``residual``, BERT); before attention and feed-forward,
+            where each sum adds to the norm's output instead of its input (``stream``, MiniMax-01).
         residual_scale: factor of each sublayer's output (Granite).
         dropout: rate at which that output is dropped in training.
         stream_scales: factors of the norm's output in the sum behind attention, and in that behind feed-forward layers;

@@ -114,7 +114,7 @@ class GroupedQueryAttentionConfig(Config):
         scale: factor of the scores; ``head_dim ** -0.5`` by default.
         softcap: scores become ``softcap * tanh(scores / softcap)`` (Gemma 2, arXiv 2408.00118).
         sinks: whether each head has a learned logit that joins its softmax and carries no value (gpt-oss, 2508.10925).
-        gate: whether the context is multiplied by the sigmoid of a projection of the input (arXiv 2505.06708).
+        gate: whether the context is multiplied by a function of a projection of the input (arXiv 2505.06708).
         dropout: rate at which attention weights are dropped in training.
         clip: queries, keys and values are clipped to ``[-clip, clip]`` as they come from their projections (OLMo, MPT).
         key_bias: whether key has a bias; `qkv_bias` by default (Whisper has all but this one).
@@ -125,6 +125,8 @@ class GroupedQueryAttentionConfig(Config):
             projection (Gemma 4).
         shared: whether keys and values come with each call, from an earlier layer, so that the layer has no projections
             of them (Gemma 3n and 4).
+        gate_scope: whether that projection has a number per ``channel`` of the context, or per ``head`` (Laguna).
+        gate_activation: the function: ``sigmoid``, or ``softplus`` (Laguna).
     """
 
     d_in: int
@@ -148,6 +150,8 @@ class GroupedQueryAttentionConfig(Config):
     value_norm: float | None = dataclasses.field(default=None, metadata={LATER: True})
     key_is_value: bool = dataclasses.field(default=False, metadata={LATER: True})
     shared: bool = dataclasses.field(default=False, metadata={LATER: True})
+    gate_scope: Literal["channel", "head"] = dataclasses.field(default="channel", metadata={LATER: True})
+    gate_activation: Literal["sigmoid", "softplus"] = dataclasses.field(default="sigmoid", metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "num_heads")
@@ -160,6 +164,11 @@ class GroupedQueryAttentionConfig(Config):
         self._require_multiple("num_heads", "num_kv_heads")
         self._resolve("key_bias", self.qkv_bias)
         self._require_bools("qkv_bias", "key_bias", "out_bias", "sinks", "gate", "key_is_value", "shared")
+        self._require_choice("gate_scope", ("channel", "head"))
+        self._require_choice("gate_activation", ("sigmoid", "softplus"))
+        for name, usual in (("gate_scope", "channel"), ("gate_activation", "sigmoid")):
+            if getattr(self, name) != usual and not self.gate:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be {usual} without gate")
         self._require_rates("dropout")
         positions = (Rotary, Alibi, RelativeBias)
         pieces = (("position", positions), ("qk_norm", (QKNorm,)), ("temperature", (Temperature,)), ("mask", (Mask,)))
@@ -195,6 +204,11 @@ class GroupedQueryAttentionConfig(Config):
         return {"emb_dim": width, "eps": norm.eps, "unit_offset": norm.unit_offset, "affine": norm.affine}
 
     @property
+    def gate_name(self) -> str:
+        """Name of the projection of the gate."""
+        return "W_gate" if self.gate_scope == "channel" else "W_head_gate"
+
+    @property
     def has_layer_norms(self) -> bool:
         """Whether the norms of query and key are `LayerNorm`, not `RMSNorm`."""
         return self.qk_norm is not None and self.qk_norm.kind == "layer"
@@ -218,6 +232,7 @@ class GroupedQueryAttentionConfig(Config):
         """Projections, gate, output projection, two norms, sinks and relative-bias table, as configured."""
         query_width, key_width = self._widths
         heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", self.num_kv_heads)
+        gates = query_width if self.gate_scope == "channel" else self.num_heads
         names: tuple[Literal["q_norm", "k_norm"], ...] = ("q_norm",) if self.shared else ("q_norm", "k_norm")
         names = () if self.qk_norm is None else names
         norm_class = LayerNormConfig if self.has_layer_norms else RMSNormConfig
@@ -236,7 +251,7 @@ class GroupedQueryAttentionConfig(Config):
                 if not (self.shared or self.key_is_value)
                 else ()
             ),
-            *(linear("W_gate", self.d_in, query_width, bias=self.qkv_bias, axes=(heads, "embed")) if self.gate else ()),
+            *(linear(self.gate_name, self.d_in, gates, bias=self.qkv_bias, axes=(heads, "embed")) if self.gate else ()),
             *linear("out_proj", query_width, self.d_out, bias=self.out_bias, axes=("embed", heads)),
             *(
                 dataclasses.replace(row, axes=(kinds[name],))
@@ -292,6 +307,22 @@ EXAMPLES = (
         "qwen3-next",
         GroupedQueryAttentionConfig(10, 4, 2, 8, position=Rotary(dim=4), qk_norm=QKNorm(unit_offset=True), gate=True),
         return_weights=True,
+    ),
+    Example(
+        "laguna",
+        GroupedQueryAttentionConfig(
+            10,
+            4,
+            2,
+            8,
+            position=Rotary(dim=4),
+            qk_norm=QKNorm(),
+            gate=True,
+            gate_scope="head",
+            gate_activation="softplus",
+        ),
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16"),
     ),
     Example(
         "bloom",

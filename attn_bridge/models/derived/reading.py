@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,12 @@ from ..handwritten.grouped import (
 )
 from ..layout import Layout
 from ..reading import multimodal
-from ..reading.decoders import ACTIVATIONS, NAMES, activation_of, attention_of, inverse, write_sizes
+from ..reading.decoders import ACTIVATIONS, NAMES, activation_of, attention_of, write_sizes
 from ..reading.model_config import ConfigFile, nested
 from ..reading.rotary import read_nested_rotary, read_rotary, write_nested, write_rotary
 from ..rows.common import TIE
 from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
-from . import experts, latent, runs
+from . import experts, latent, numbers, runs
 from .buffers import rows_of_buffers
 from .description import Description, KeySource, dumps
 
@@ -113,6 +114,8 @@ class FamilyReader:
         fields, options = self.description.fields, self.part(config, "attention")
         if options.pop("last_out_bias", False):
             options["out_bias"] = layer == config.integer("num_hidden_layers") - 1
+        if "layers.heads" in fields:
+            sizes["num_heads"] = numbers.of_layer(config, fields["layers.heads"].key, layer, sizes["num_heads"])
         sizes["num_kv_heads"] = (
             self.value(config, "attention.num_kv_heads") if "attention.num_kv_heads" in fields else None
         )
@@ -139,8 +142,10 @@ class FamilyReader:
 
     def block(self, config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
         """Return a block around the attention."""
-        layers = self._feed_forward(config, layer)
-        return DecoderBlockConfig(attention, layers, self._norm(config), **self.part(config, "block"))
+        layers, options = self._feed_forward(config, layer), self.part(config, "block")
+        if isinstance(layers, MixtureOfExpertsConfig) and self.part(config, "experts").get("last_norm"):
+            options["norms"] = "pre_and_last"
+        return DecoderBlockConfig(attention, layers, self._norm(config), **options)
 
     def _feed_forward(self, config: ConfigFile, layer: int) -> FeedForwardConfig | MixtureOfExpertsConfig:
         """Return the feed-forward layers of a block, or its experts."""
@@ -303,6 +308,7 @@ class FamilyReader:
             "norm": first.norm,
             "block": first,
             "model": config,
+            "layers": types.SimpleNamespace(heads=[getattr(one.attention, "num_heads", 0) for one in config.blocks]),
             **experts.written_parts(config),
         }
         rotary = self._write_rotary(config, width)
@@ -341,13 +347,13 @@ class FamilyReader:
                 offset = config.position_offset if source.less else 0
                 written[source.key] = value + offset if source.less else value - source.plus
             elif source.key and part == "position":
-                written[source.key] = _written(name, getattr(attention.position, name, value), source)
+                written[source.key] = numbers.written(name, getattr(attention.position, name, value), source)
             elif name in _ACTIVATED and source.key and value is not None:
                 written[source.key] = self._activation_name(source.key, value)
             elif source.per and value is not None:
-                written[source.key] = _multiplied(value, written[source.per] ** source.per_power)
+                written[source.key] = numbers.multiplied(value, written[source.per] ** source.per_power)
             elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
-                written[source.key] = _written(name, value, source)
+                written[source.key] = numbers.written(name, value, source)
         inner = {key: value for key, value in written.items() if key.startswith(_ROTARY)}
         scaling = {**(written.get("rope_scaling") or {"rope_type": "default"})}
         scaling |= {key.removeprefix(_ROTARY): value for key, value in inner.items()}
@@ -398,15 +404,6 @@ class FamilyReader:
         return write_rotary(first, partial)
 
 
-def _written(name: str, value: Any, source: KeySource) -> object:
-    if name == "pairing":
-        return value == "interleaved"
-    if source.power == 1.0 or value is None:
-        return value
-    number = inverse(lambda number: number**source.power, value, value ** (1.0 / source.power))
-    return int(number) if number.is_integer() else number  # transformers takes no float where it has an int
-
-
 _ROTARY, _SCALING = "rope_parameters.", "rope_scaling."
 """Beginnings of keys of rotary positions, by their newer and their older name."""
 
@@ -429,12 +426,6 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     "pairing": lambda config, key: "interleaved" if config.flag(key) else "half",
     **dict.fromkeys(_ACTIVATED, lambda config, key: activation_of(config, key)),
 }
-
-
-def _multiplied(quotient: float, divisor: float) -> int | float:
-    """Return the number that a divisor divides into a quotient, an integer where it is one."""
-    number = inverse(lambda number: number / divisor, quotient, quotient * divisor)
-    return int(number) if number.is_integer() else number
 
 
 def _shared_width(config: ConfigFile) -> int:

@@ -61,11 +61,12 @@ def added(run: Callable[[str, np.ndarray], np.ndarray], norms: str, scale: float
         return run("post_norm2", x + scale * run("ff", x))
     for layer, before, behind in (("att", "norm1", "post_norm1"), ("ff", "norm2", "post_norm2")):
         result = run(layer, x if norms == "post" else run(before, x))
-        x = x + scale * (result if norms == "pre" else run(behind, result))
+        is_bare = norms == "pre" or (norms == "pre_and_last" and layer == "att")
+        x = x + scale * (result if is_bare else run(behind, result))
     return x
 
 
-@pytest.mark.parametrize("norms", ["pre", "post", "sandwich", "parallel", "parallel_two", "residual"])
+@pytest.mark.parametrize("norms", ["pre", "post", "sandwich", "pre_and_last", "parallel", "parallel_two", "residual"])
 def test_a_block_adds_its_layers_with_norms_where_configured(backend, norms):
     config = BLOCK.replace(norms=norms, residual_scale=0.5)
     block, random = backend.build("DecoderBlock", config=config), np.random.default_rng(4)

@@ -49,7 +49,7 @@ SIZES: dict[str, Any] = {
     "embedding_size": 32,
 }
 
-LATENT = ("deepseek", "glm_moe_dsa", "glm4_moe_lite", "minicpm3", "youtu")
+LATENT = ("axk1", "deepseek", "glm_moe_dsa", "glm4_moe_lite", "minicpm3", "youtu")
 """Begins of families with as many keys as queries, which are made of a latent."""
 
 

@@ -212,6 +212,12 @@ def _of_experts(description: Description) -> Iterator[tuple[str, Description]]:
             for row in description.rows
         )
         yield "correction in the weights", dataclasses.replace(biased, rows=rows)
+    if "experts.last_norm" in fields:
+        yield "without the last norm", with_fields({"experts.last_norm": None})
+        sandwich = with_fields({"experts.last_norm": None, "block.norms": KeySource(value="sandwich")})
+        yield "last norm in all layers", sandwich
+    for key in ("first_k_dense_replace",) if "moe_layer_freq" in description.fixed else ():
+        yield f"{key} of older files not read", with_fields({"sparse.first": KeySource(value=1)})
     yield "top k not read", with_fields({"experts.top_k": KeySource(value=2)})
     yield "gate order of experts", _swapped(description, "ff.experts.{j}.fc1", "ff.experts.{j}.fc2")
     if any(name.startswith(f"{OURS}ff.shared.") for row in description.rows for name in row.ours):

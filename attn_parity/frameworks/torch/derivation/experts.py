@@ -14,7 +14,7 @@ from attn_bridge.models.derived.description import KeySource
 from attn_bridge.models.rows.decoder import APART, EXPERTS, OURS, TOGETHER
 from attn_bridge.weights.rows import Row
 
-from .subject import COUNTS, DerivationError, ModelClass
+from .subject import COUNTS, LAYERS, DerivationError, ModelClass
 
 GATES, UPS, DOWNS = ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2", "output_linear")
 FUSED = ("gate_up_proj", "input_linear")
@@ -25,6 +25,12 @@ SCALES = ("routed_scaling_factor", "router_scaling_factor", "moe_routed_scaling_
 TOP_K = ("num_experts_per_tok", "moe_k", "moe_topk")
 TOLERANCES = ("router_jitter_noise",)
 FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+
+STEP = "moe_layer_freq"
+"""Key of older files: every how many-th block has experts."""
+
+LAST_NORM = "post_norm2.scale"
+"""Our name of the norm of what experts and shared layers give together."""
 
 Shape = tuple[int, ...]
 Choice = tuple[tuple[Mapping[str, KeySource | None], Mapping[str, bool]], ...]
@@ -144,6 +150,8 @@ def _role(name: str, shape: Shape, number: int, width: int) -> str | None:
         return "ff.router.weight"
     if shape in ((number,), (1, number)):
         return "ff.router.correction_bias" if "correction" in leaf or "expert_bias" in leaf else "ff.router.bias"
+    if shape == (width,) and leaf == "weight" and "norm" in last:
+        return LAST_NORM
     if shape == (1, width) and "shared" in name:
         return "ff.shared_gate.weight"
     if leaf not in ("weight", "bias"):
@@ -307,6 +315,8 @@ def fields(subject: ModelClass, experts: Experts) -> dict[str, KeySource]:
         ]
         sources["experts.shared"] = needed("shared width", next(iter((*widths, *products)), None))
         sources["experts.shared_gate"] = KeySource(value="ff.shared_gate.weight" in experts.named)
+    if LAST_NORM in experts.named:
+        sources["experts.last_norm"] = KeySource(value=True)
     sources["router.bias"] = KeySource(value="ff.router.bias" in experts.named)
     sources["router.correction"] = KeySource(value=experts.has_correction)
     outer = {inner: name for name, inner in getattr(subject.config_class, "attribute_map", {}).items()}
@@ -324,7 +334,7 @@ def _keys_of(keys: Mapping[str, object], width: int) -> list[str]:
 def _sparse(subject: ModelClass, experts: Experts, keys: Mapping[str, object]) -> dict[str, KeySource]:
     """Return the fields of which blocks have experts."""
     sources: dict[str, KeySource] = {}
-    first = next((key for key in FIRST if key in keys), None)
+    first = next((key for key in FIRST if key in keys or key in older_keys(subject)), None)
     if first:
         sources["sparse.first"] = KeySource(key=first)
     if "mlp_layer_types" in keys:
@@ -341,6 +351,22 @@ def _sparse(subject: ModelClass, experts: Experts, keys: Mapping[str, object]) -
         if key in keys:
             sources[field] = KeySource(key=key)
     return sources
+
+
+def older_keys(subject: ModelClass) -> dict[str, int]:
+    """Return keys of older files -> their default, which decide where experts are in files without a kind per block."""
+
+    def kinds(**keys: int) -> list[str]:
+        try:
+            return list(subject.config_class(num_hidden_layers=LAYERS, **keys).mlp_layer_types)
+        except Exception:  # a class without such kinds
+            return []
+
+    usual = kinds()
+    if "sparse" not in usual or usual == kinds(**dict.fromkeys((*FIRST, STEP), 2)):
+        return {}
+    defaults = {**dict.fromkeys(FIRST, usual.index("sparse")), STEP: 1}
+    return {key: one for key, one in defaults.items() if key not in subject.defaults and kinds(**{key: 2}) != usual}
 
 
 def choices(subject: ModelClass, experts: Experts) -> Iterator[Choice]:

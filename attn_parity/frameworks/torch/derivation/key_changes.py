@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .experts import older_keys
 from .subject import ABSENT, COUNTS, LAYERS, ModelClass
 
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
@@ -97,6 +98,8 @@ def alternatives(subject: ModelClass, key: str) -> Iterator[Any]:
         kinds = ("dense", "sparse")
         yield [kinds[layer % 2] for layer in range(LAYERS)]
         yield [kinds[layer < 3] for layer in range(LAYERS)]
+    elif key == "num_attention_heads_per_layer":
+        yield from ([4, 8, 2, 6], [8] * LAYERS)
     elif key == "mlp_only_layers":
         yield from ([1], [0, 2])
     elif isinstance(usual, bool):
@@ -158,6 +161,7 @@ def changes_of(subject: ModelClass) -> list[dict[str, Any]]:
         for one, other in itertools.combinations(switches, 2)
         if one.keys() != other.keys() and (_structural(subject, one) or _structural(subject, other))
     ]
+    single += [{key: 2} for key in older_keys(subject)]
     single += [{key: ABSENT} for key in sorted(subject.sizes) if key not in IGNORED]
     if "rope_parameters" not in subject.read:
         return single

@@ -12,7 +12,7 @@ from attn_bridge.weights.rows import Row
 from . import experts as mixtures
 from . import latent, outside
 from .structure import DENSE, SLOTS, TURNED, Structure, join
-from .subject import LAYERS
+from .subject import HEADS, LAYERS
 
 CROSS = "attention to an encoder, which a decoder alone does not run"
 """Why tensors of cross attention are left out."""
@@ -49,7 +49,9 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
             if structure.has_shifts(role):
                 yield Row(f"{theirs}.bias", (f"{OURS}att.{role}.shift",), optional=is_switched)
         else:
-            yield from _linear(structure, theirs, join(child, name), f"{OURS}att.{role}")
+            of_heads = role == "W_gate" and structure.gates == HEADS
+            ours = f"{OURS}att.{'W_head_gate' if of_heads else role}"
+            yield from _linear(structure, theirs, join(child, name), ours)
     if any(name.endswith(f"{child}.sinks") for name in structure.tensors):
         yield Row(f"{layer}{child}.sinks", (f"{OURS}att.sinks",))
     if structure.last_bias:

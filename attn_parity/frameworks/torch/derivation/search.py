@@ -25,7 +25,7 @@ from . import experts as mixtures
 from . import latent, proof, rows, structure
 from .key_changes import GROWTH, LONGER, STRETCHED, is_nested
 from .structure import Structure
-from .subject import LAYERS, DerivationError, ModelClass
+from .subject import HEADS, LAYERS, DerivationError, ModelClass
 
 MOST_DEVIATIONS = 3
 """Choices of a proposal that are not the likeliest."""
@@ -36,7 +36,10 @@ WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder
 SWITCH = "use_sliding_window"
 """Key that switches the window of all layers on."""
 
-LISTS = ("layer_types", "mlp_layer_types")
+HEADS_OF_LAYERS = "num_attention_heads_per_layer"
+"""Key of the number of query heads of each layer."""
+
+LISTS = ("layer_types", "mlp_layer_types", HEADS_OF_LAYERS)
 """Keys of a value per layer, without a default: it depends on the number of layers."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -207,6 +210,8 @@ def _choices(subject: ModelClass, parts: Structure) -> list[Choice]:
         choices.append(_alternatives(*({"model.head_activation": one} for one in activations)))
     if parts.experts is not None:
         choices += mixtures.choices(subject, parts.experts)
+    if parts.gates:
+        choices.append(_alternatives({}, {"attention.gate_activation": _constant("softplus")}))
     if "fused" in parts.attention[1]:
         choices.append(_fused(parts))
     if "gate_up" in names:
@@ -395,6 +400,8 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
     fields["feed_forward.gated"] = _constant("up" not in parts.feed_forward[1] or "gate" in parts.feed_forward[1])
     if "W_gate" in parts.attention[1]:
         fields["attention.gate"] = _constant(True)
+        if parts.gates == HEADS:
+            fields["attention.gate_scope"] = _constant("head")
     if parts.last_bias:
         fields["attention.last_out_bias"] = _constant(True)
     if parts.experts is not None:
@@ -411,11 +418,15 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         fields |= latent.fields(subject)
     elif "head_dim" in subject.sizes and parts.head_dim == subject.sizes["head_dim"]:
         fields["attention.head_dim"] = KeySource(key="head_dim")
+    if HEADS_OF_LAYERS in defaults:
+        fields["layers.heads"] = KeySource(key=HEADS_OF_LAYERS)
     key = next((key for key in ("num_key_value_heads", "num_kv_heads") if key in subject.sizes), None)
     if key is not None and not parts.is_latent:
         fields["attention.num_kv_heads"] = KeySource(key=key)
     names = getattr(subject.config_class, "attribute_map", {})
     pattern, first, last = _pattern(subject)
+    older = {} if parts.experts is None else mixtures.older_keys(subject)
+    step = {mixtures.STEP: (older.pop(mixtures.STEP), None)} if mixtures.STEP in older else {}
     return Description(
         subject.model_type,
         subject.model_class.__name__,
@@ -423,11 +434,11 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         aliases={outer: (inner,) for outer, inner in names.items() if outer not in subject.decoder_keys},
         keys={**subject.decoder_keys, **({"sliding_window": "window_size"} if _has_runs(subject) else {})},
         fields=fields,
-        fixed=parts.fixed,
+        fixed={**parts.fixed, **step},
         pattern=pattern,
         first=first,
         last=last,
-        defaults=_with_older_names({key: value for key, value in defaults.items() if key not in LISTS}),
+        defaults=_with_older_names({key: value for key, value in defaults.items() if key not in LISTS} | older),
     )
 
 

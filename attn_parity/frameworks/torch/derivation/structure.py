@@ -135,6 +135,12 @@ class Structure:
         return f"{self.front}{self.layers}.0.{join(child, names[role])}.bias" in self.tensors
 
     @property
+    def gates(self) -> int:
+        """Gates of the context of a token in the usual instance; 0 without."""
+        child, names = self.attention
+        return self.shape(join(child, names["W_gate"]))[0] if "W_gate" in names else 0
+
+    @property
     def has_bare_norms(self) -> bool:
         """Whether queries have norms without tensors."""
         child, names = self.attention
@@ -205,10 +211,6 @@ def read(subject: ModelClass) -> Structure:
         _last_bias(attention, shapes, f"{path}."),
     )  # fmt: skip
     _check_all_known(structure, f"{path}.")
-    child, names = attention
-    gate, query = (shapes.get(f"{path}.0.{join(child, names.get(role, ''))}.weight") for role in ("W_gate", "W_query"))
-    if gate != query and gate is not None:
-        raise DerivationError(f"{child}.{names['W_gate']} {gate}: our gate has a channel per channel of the queries")
     return structure
 
 
