@@ -218,6 +218,13 @@ RULES: tuple[BadConfig, ...] = (
         },
     ),
     BadConfig("GroupedQueryAttentionConfig", {"mask": None}, TypeError, "mask must be a Mask, got NoneType"),
+    _choices("GroupedQueryAttentionConfig", "gate_scope", "'channel', 'head'"),
+    _choices("GroupedQueryAttentionConfig", "gate_activation", "'sigmoid', 'softplus'"),
+    *_relations(
+        "GroupedQueryAttentionConfig",
+        ({"gate_scope": "head"}, "gate_scope (head) must be channel without gate"),
+        ({"gate_activation": "softplus"}, "gate_activation (softplus) must be sigmoid without gate"),
+    ),
     _choices("QKNorm", "scope", "'head', 'full'"),
     _choices("QKNorm", "kind", "'rms', 'layer'"),
     *_positive("QKNorm", "eps"),

@@ -127,12 +127,20 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         "attention.scale",
         "attention.softcap",
         "attention.clip",
-        "attention.gate",
+        *(() if "attention.gate_scope" in fields else ("attention.gate",)),
         "model.logit_softcap",
         "model.logit_scale",
     ):
         if name in fields:
             yield f"without {name}", with_field(name, None)
+    if "attention.gate_activation" in fields:
+        yield "sigmoid of the gate", with_field("attention.gate_activation", None)
+    elif "attention.gate" in fields:
+        yield "softplus of the gate", constant("attention.gate_activation", "softplus")
+    if "attention.gate_scope" in fields:
+        yield "gate per channel", with_field("attention.gate_scope", None)
+    if "layers.heads" in fields:
+        yield "heads of layers not read", with_field("layers.heads", None)
     if "temperature.rate" in fields:
         plain = {name: source for name, source in fields.items() if not name.startswith("temperature.")}
         yield "queries do not grow", dataclasses.replace(description, fields=plain)

@@ -94,7 +94,9 @@ def test_right_rows_are_among_the_likeliest(name):
 
 PLANTED = {f"{name}: {fault}": (name, wrong) for name in BY_NAME for fault, wrong in plants(with_rows(BY_NAME[name]))}
 # These classes can't run heads that turn in part, which alone would tell the two descriptions apart.
-del PLANTED["solar_open: rotary part"], PLANTED["mellum: rotary part"]
+del PLANTED["solar_open: rotary part"], PLANTED["mellum: rotary part"], PLANTED["axk1: rotary part"]
+# transformers refuses the other value as well, so that no instance shows a difference.
+del PLANTED["laguna: moe_apply_router_weight_on_input not refused"]
 # The family has no dense layer: the rows that the fault exchanges come with a shared layout, and are never used.
 del PLANTED["olmoe: gate order"]
 QUICK = (
@@ -106,6 +108,7 @@ QUICK = (
     *("hy_v3: without correction", "hy_v3: gate order of experts", "hy_v3: gate order of shared layers"),
     *("hy_v3: top k not read", "hy_v3: shared layers not read"),
     *("gpt_neox: sums elsewhere", "nemotron: 1 + w", "roberta: positions not offset", "roberta: sums elsewhere"),
+    *("axk1: without the last norm", "laguna: sigmoid of the gate", "laguna: heads of layers not read"),
     *("gpt_neox_japanese: bias in no layer", "gpt_neox_japanese: bias in all layers"),
     *("bert: sums elsewhere", "whisper: tied head", "bart: scale of embeddings not switched"),
     *("roberta: activation of the head", "blenderbot-small: positions in the norm"),

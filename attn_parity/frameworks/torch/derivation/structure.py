@@ -414,7 +414,22 @@ def _flags(
         every |= set(names)
         sources |= {field: KeySource(key=key) for field, there in changed.items() if there != usual.get(field)}
     sources |= {field: KeySource(value=there) for field, there in usual.items() if field not in sources}
+    fixed |= {
+        key: (subject.usual(key),) for key in sorted(subject.own_keys - subject.read) if _is_refused(subject, key)
+    }
     return sources, fixed, frozenset(every)
+
+
+def _is_refused(subject: ModelClass, key: str) -> bool:
+    """Return whether a flag has one value alone in configs of a class, which refuses the other."""
+    value = subject.usual(key)
+    if not isinstance(value, bool):
+        return False
+    try:
+        subject.config_class(**{key: not value})
+    except Exception:  # a class of configs refuses what its models can't compute
+        return True
+    return False
 
 
 def _check_all_known(structure: Structure, path: str) -> None:
