@@ -488,8 +488,8 @@ class Layout:
                 continue
             row_placeholders = placeholders(row.theirs)
             blocks, experts = stems_of(row)
-            indices = sorted(numbers[blocks, ""])
-            for i in map(str, indices[-1:] if row.last else indices) if "i" in row_placeholders else [""]:
+            every = sorted(numbers[blocks, ""])
+            for i in map(str, every[-1:] if row.last else every) if "i" in row_placeholders else [""]:
                 if row.choice and not needed.get((row.choice, blocks, i), default) & {*row.alternatives}:
                     continue
                 for j in map(str, sorted(numbers[experts, i]) or [0]) if "j" in row_placeholders else [""]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...printable import printable
 from ...weights.rows import Row
+from ..reading.decoders import inverse
 
 Value = bool | int | float | str | None
 Written = bool | int | float | str | list[Any] | dict[str, Any]
@@ -64,6 +65,21 @@ class KeySource:
         for name in ("times", "per"):
             if getattr(self, name) and not self.key:
                 raise ValueError(f"a source with {name} ({getattr(self, name)!r}) needs a key")
+
+    def root(self, value: float | None) -> float | None:
+        """Return the number whose power is a value, an integer where it is one; null for null."""
+        if self.power == 1.0 or value is None:
+            return value
+        return _whole(inverse(lambda number: number**self.power, value, value ** (1.0 / self.power)))
+
+    def product(self, value: float, divisor: float) -> float:
+        """Return the number that a divisor divides into a value, an integer where it is one."""
+        return _whole(inverse(lambda number: number / divisor, value, value * divisor))
+
+
+def _whole(number: float) -> float:
+    """Return a number as an integer where it is one: transformers takes no float where it has an int."""
+    return int(number) if number.is_integer() else number
 
 
 @dataclasses.dataclass(frozen=True)

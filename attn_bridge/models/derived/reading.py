@@ -37,7 +37,7 @@ from ..reading.model_config import ConfigFile, nested
 from ..reading.rotary import read_nested_rotary, read_rotary, write_nested, write_rotary
 from ..rows.common import TIE
 from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
-from . import experts, latent, numbers, runs
+from . import experts, latent, runs
 from .buffers import rows_of_buffers
 from .description import Description, KeySource, dumps
 
@@ -115,7 +115,7 @@ class FamilyReader:
         if options.pop("last_out_bias", False):
             options["out_bias"] = layer == config.integer("num_hidden_layers") - 1
         if "layers.heads" in fields:
-            sizes["num_heads"] = numbers.of_layer(config, fields["layers.heads"].key, layer, sizes["num_heads"])
+            sizes["num_heads"] = runs.read_number(config, fields["layers.heads"].key, layer, sizes["num_heads"])
         sizes["num_kv_heads"] = (
             self.value(config, "attention.num_kv_heads") if "attention.num_kv_heads" in fields else None
         )
@@ -347,13 +347,13 @@ class FamilyReader:
                 offset = config.position_offset if source.less else 0
                 written[source.key] = value + offset if source.less else value - source.plus
             elif source.key and part == "position":
-                written[source.key] = numbers.written(name, getattr(attention.position, name, value), source)
+                written[source.key] = _written(name, getattr(attention.position, name, value), source)
             elif name in _ACTIVATED and source.key and value is not None:
                 written[source.key] = self._activation_name(source.key, value)
             elif source.per and value is not None:
-                written[source.key] = numbers.multiplied(value, written[source.per] ** source.per_power)
+                written[source.key] = source.product(value, written[source.per] ** source.per_power)
             elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
-                written[source.key] = numbers.written(name, value, source)
+                written[source.key] = _written(name, value, source)
         inner = {key: value for key, value in written.items() if key.startswith(_ROTARY)}
         scaling = {**(written.get("rope_scaling") or {"rope_type": "default"})}
         scaling |= {key.removeprefix(_ROTARY): value for key, value in inner.items()}
@@ -402,6 +402,10 @@ class FamilyReader:
         if "position.nested" in self.description.fields:
             return write_nested(rotary_by_kind(config, write_windows(config)["layer_types"]), partial)
         return write_rotary(first, partial)
+
+
+def _written(name: str, value: Any, source: KeySource) -> object:
+    return value == "interleaved" if name == "pairing" else source.root(value)
 
 
 _ROTARY, _SCALING = "rope_parameters.", "rope_scaling."

@@ -1,9 +1,10 @@
-"""Kinds of layers as runs: GPT-Neo's lists of kinds, each with the number of times that it repeats."""
+"""Lists of kinds and numbers of layers: GPT-Neo's runs of kinds, and Laguna's heads per layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...printable import printable
 from ..handwritten.grouped import KINDS
 from ..reading.model_config import ConfigFile
 
@@ -46,3 +47,21 @@ def write_runs(kinds: Sequence[str]) -> list[list[object]]:
     """Return the kinds of all layers as a single run that occurs once: ``[[[name, ...], 1]]``; `read_kind` reads it."""
     theirs = {ours: name for name, ours in _NAMES.items()}
     return [[[theirs[kind] for kind in kinds], 1]]
+
+
+def read_number(config: ConfigFile, key: str, layer: int, usual: int) -> int:
+    """Return the number of a layer in a list of one per layer; `usual` where a config has no such list.
+
+    Raises:
+        ValueError: the list has another length than the model, or a number below 1.
+    """
+    counts = config.get(key)
+    if counts is None:
+        return usual
+    layers = config.integer("num_hidden_layers")
+    if not isinstance(counts, list | tuple) or len(counts) != layers or any(type(one) is not int for one in counts):
+        shown = printable(repr(counts), 60)
+        raise ValueError(f"{key} ({shown}) of {config.model_type} must be a list of {layers} integers")
+    if counts[layer] < 1:
+        raise ValueError(f"{key}[{layer}] ({counts[layer]}) of {config.model_type} must be at least 1")
+    return int(counts[layer])

@@ -167,6 +167,9 @@ def find_encoder_decoder(config: Mapping[str, object], names: Collection[str] = 
     pairs = tuple(sorted(name for name, one in FAMILIES.items() if one.pair is not None))
     family, read = _read(config, pairs)
     if family.pair is None:
+        if read.model_type in map(multimodal.decoder_type, multimodal.DECODERS):
+            kind = multimodal.written_type(read.model_type)
+            raise ValueError(f"a {kind} whose config says that it is a decoder has no encoder; DecoderModel runs it")
         choices = ", ".join(pairs) + ("; DecoderModel runs it" if family.block else "")
         raise ValueError(f"model_type ({read.model_type}) is no encoder and decoder of ours, which are {choices}")
     return family.pair(read, names)
@@ -310,7 +313,7 @@ def _read(config: Mapping[str, object], choices: Iterable[str]) -> tuple[Family,
     name = keys.get("model_type")
     if name is None:
         raise ValueError(f"config has no model_type, which must be one of {', '.join(choices)}")
-    if name in multimodal.DECODERS and name not in FAMILIES:
+    if isinstance(name, str) and name in multimodal.DECODERS and name not in FAMILIES:
         raise ValueError(f"is_decoder ({printable(repr(keys.get('is_decoder')))}) of {name} must be True for a decoder")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(

@@ -146,6 +146,7 @@ _RIGHT = {
     "A_log": (8,),
     "linear_att.norm.scale": (2,),
     **{f"{name}_norm.{array}": (2,) for name in "qk" for array in ("scale", "shift")},
+    "W_head_gate.weight": (4, WIDTH),
     "query_norm.scale": (7,),
     "latent_norm.scale": (5,),
     "W_index_query.weight": (6, 7),

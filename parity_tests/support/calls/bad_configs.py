@@ -466,7 +466,9 @@ RULES: tuple[BadConfig, ...] = (
         },
     ),
     _choices(
-        "DecoderBlockConfig", "norms", "'pre', 'post', 'sandwich', 'parallel', 'parallel_two', 'residual', 'stream'"
+        "DecoderBlockConfig",
+        "norms",
+        "'pre', 'post', 'sandwich', 'pre_and_last', 'parallel', 'parallel_two', 'residual', 'stream'",
     ),
     BadConfig("DecoderBlockConfig", {"mixer_scales": 3}, TypeError, "mixer_scales must be 2 numbers, got int"),
     BadConfig(

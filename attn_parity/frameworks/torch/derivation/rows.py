@@ -50,8 +50,8 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
                 yield Row(f"{theirs}.bias", (f"{OURS}att.{role}.shift",), optional=is_switched)
         else:
             of_heads = role == "W_gate" and structure.gates == HEADS
-            ours = f"{OURS}att.{'W_head_gate' if of_heads else role}"
-            yield from _linear(structure, theirs, join(child, name), ours)
+            of_ours = f"{OURS}att.{'W_head_gate' if of_heads else role}"
+            yield from _linear(structure, theirs, join(child, name), of_ours)
     if any(name.endswith(f"{child}.sinks") for name in structure.tensors):
         yield Row(f"{layer}{child}.sinks", (f"{OURS}att.sinks",))
     if structure.last_bias:

@@ -8,6 +8,7 @@ import pytest
 
 from attn_bridge.checkpoints import configs
 from attn_bridge.models import families, layouts
+from attn_bridge.models.reading import multimodal
 from attn_bridge.specs import ExpertGroups, MixtureOfExpertsConfig, RMSNormConfig, Router
 from attn_bridge.specs.as_json import as_json, from_json
 from parity_tests.support.models.drawn_decoders import own_keys
@@ -106,7 +107,7 @@ def test_every_family_of_experts_has_a_router_here():
 def test_the_page_names_every_family():
     docs = Path(__file__).parents[4] / "docs"
     pages = "".join((docs / page).read_text(encoding="utf-8") for page in ("models.md", "families.md"))
-    assert [name for name in DECODERS if f"`{name}`" not in pages] == []
+    assert [name for name in DECODERS if f"`{multimodal.written_type(name)}`" not in pages] == []
 
 
 LINEAR = {"type": "linear", "factor": 2.0}
@@ -177,7 +178,11 @@ REFUSED = {
         "partial_rotary_factor (0.2) of qwen3_next turns 3 of the 16 channels of a head, which must be an even number",
     ),
     "factor": ("granite", {"logits_scaling": 0.0}, "logits_scaling (0.0) of granite must be positive"),
-    "encoder": ("bart", {"d_model": 64}, "model_type (bart) is no decoder of ours, which are afmoe, apertus,"),
+    "encoder": (
+        "bart",
+        {"d_model": 64, "is_decoder": False},
+        "model_type (bart) is no decoder of ours, which are afmoe, apertus,",
+    ),
     "nobody": ("nobody", {}, "model_type (nobody) must be one of"),
 }
 

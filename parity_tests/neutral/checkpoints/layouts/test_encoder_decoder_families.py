@@ -50,7 +50,7 @@ REFUSED = {
     "decoder": (
         "bart",
         {"is_encoder_decoder": False},
-        "is_encoder_decoder (False) of bart is not supported, only True",
+        "a bart whose config says that it is a decoder has no encoder; DecoderModel runs it",
     ),
     "mbart": ("bart", {"normalize_before": True}, "normalize_before (True) of bart is not supported, only False"),
     "norm": (
