@@ -53,11 +53,11 @@ SECTIONS = {
 
 
 DECODERS = frozenset(("bart", "bert", "whisper"))
-"""``model_type`` of encoders, and of these with a decoder, whose configs may be those of a decoder alone as well."""
+"""``model_type`` of encoders and encoder-decoders; a config with it may also describe a decoder alone."""
 
 
 def decoder_type(model_type: str) -> str:
-    """Return the type under which the family of a decoder alone is registered: that of its class, or one of its own."""
+    """Return the type under which the family of a decoder alone is registered, which differs from an encoder's."""
     return f"{model_type}-decoder" if model_type in DECODERS else model_type
 
 
@@ -92,7 +92,7 @@ def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _is_decoder_alone(model_type: str, config: Mapping[str, Any]) -> bool:
+def _is_decoder_alone(model_type: str, config: Mapping[str, object]) -> bool:
     """Return whether a config of one of `DECODERS` is that of a decoder alone, as `transformers` writes it."""
     is_pair = config.get("is_encoder_decoder")
     return (config.get("is_decoder") is True and is_pair is not True) or (model_type != "bert" and is_pair is False)
