@@ -22,7 +22,7 @@ FILES = {
     "bert/": "a tiny BERT",
     "llama/": "a tiny Llama",
     "own.safetensors": "a checkpoint with names of its own",
-    "rules.toml": "the rules that convert it to Flax",
+    "rules.toml": "the rules that convert it to Flax, with --set heads=4",
 }
 """File -> its description."""
 

@@ -481,7 +481,7 @@ print(Path("mine.txt").read_text())
 $ attn-bridge demo
 wrote demo
 ...
-  rules.toml       the rules that convert it to Flax
+  rules.toml       the rules that convert it to Flax, with --set heads=4
 ...
 ```
 
