@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..hints import hint_for, of_devices
+from ..hints import settings as layer_settings
 from ..interrupts import orderly_interrupts
 from ..localisation import Aim, Remainder, find, remainder
 from ..matching.submodule_pairs import SHOWN, differing_settings
@@ -198,6 +199,7 @@ def judge(
     divergence = None if judgement.report.verdict in ("equal", "inconclusive") else located.divergence
     if divergence is not None:
         hint = divergence.hint or _hint(runner, judgement, located.evidence, divergence, is_meaning=is_meaning)
+        hint = hint or "; ".join(_on_candidates(pair, divergence))
         hint = "; ".join([*_on_layers(pair), hint] if hint else _on_layers(pair))
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
     report = dataclasses.replace(judgement.report, tree=located.tree, first_divergence=divergence)
@@ -230,6 +232,16 @@ def _on_layers(pair: Pair) -> list[str]:
     """Return the settings in which layers of a library differ; as a function it has no other place than the whole."""
     is_function = any(side.kind.endswith("function") for side in (pair.first, pair.second))
     return differing_settings(pair, SHOWN) if is_function else []
+
+
+def _on_candidates(pair: Pair, divergence: Divergence) -> Iterator[str]:
+    """Yield the settings that differ in submodules that were not excluded, such as those that return other shapes."""
+    first, second = pair.first.settings(), pair.second.settings()
+    labels = pair.shown["first"], pair.shown["second"]
+    for candidate in divergence.candidates:
+        if candidate.between is None:
+            own = first.get(candidate.path, {}), second.get(candidate.second_path, {})
+            yield from (f"in {candidate.path}, {sentence}" for sentence in layer_settings.differing(*own, labels))
 
 
 def _on_unseen(pair: Pair, judgement: Judged, localise: bool | None) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
+import torch
 from flax import nnx
 from torch import nn
 
@@ -76,3 +78,35 @@ class FlaxPadded(nnx.Module):
 def test_other_shapes_that_are_made_up_for_are_not_the_place():
     divergence = compare(Padded(), FlaxPadded(), X[:, :, 0], seeds=1).first_divergence
     assert [one.path for one in divergence.candidates] == ["out"]
+
+
+class Pooled(nn.Module):
+    """The largest value over time of two convolutions, and a highway around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv2, self.conv3 = nn.Conv1d(4, 3, 2), nn.Conv1d(4, 5, 3)
+        self.gate = nn.Linear(8, 8)
+
+    def forward(self, x):
+        pooled = torch.cat([self.conv2(x).amax(-1), self.conv3(x).amax(-1)], -1)
+        gate = self.gate(pooled).sigmoid()
+        return gate * pooled.cos() / (1 + pooled.square())
+
+
+class FlaxPooled(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.conv2, self.conv3 = nnx.Conv(4, 3, (2,), rngs=rngs), nnx.Conv(4, 5, (3,), rngs=rngs)
+        self.gate = nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, x):
+        x = x.transpose(0, 2, 1)
+        pooled = jnp.concatenate([self.conv2(x).max(1), self.conv3(x).max(1)], -1)
+        gate = nnx.sigmoid(self.gate(pooled))
+        return jnp.log(3 + gate) - jnp.tanh(2 * pooled)
+
+
+def test_settings_of_places_that_were_not_excluded_are_the_hint():
+    divergence = compare(Pooled(), FlaxPooled(), X[:, :, 0], seeds=1).first_divergence
+    assert "in conv3, padding is (0,) in torch and 'SAME' in Flax" in divergence.hint
