@@ -187,7 +187,7 @@ def left_out(config: Mapping[str, object], keys: Iterable[str]) -> dict[str, obj
         config: a config.json; one of another library, or with a nested config of the text model, leaves out nothing.
         keys: keys of `transformers`; those without a default in the family are passed over.
     """
-    kind = config.get("model_type")
+    kind = multimodal.registered_type(config)
     family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None or "text_config" in config:
         return {}
@@ -353,8 +353,10 @@ def of_target(
         theirs = as_transformers(config, shapes)
         if theirs is None:
             return None
-        kinds = {one.get("model_type") for one in (theirs, theirs.get("text_config")) if isinstance(one, Mapping)}
-        family = families.FAMILIES.get(str(theirs["model_type"]))
+        kinds = {
+            multimodal.registered_type(one) for one in (theirs, theirs.get("text_config")) if isinstance(one, Mapping)
+        }
+        family = families.FAMILIES.get(str(multimodal.registered_type(theirs)))
         is_whole = family is not None and family.whole is not None
         if theirs is not config or (is_whole and not kinds & set(layout.model_types)):
             return _with_kept(_rewritten(theirs, layout, shapes), theirs)
@@ -370,7 +372,7 @@ def of_target(
 def _rewritten(theirs: Mapping[str, object], layout: Layout, shapes: Mapping[str, Shape]) -> dict[str, object]:
     """Return the config.json of a `transformers` model in the form of another family of a layout."""
     kind = str(theirs["model_type"])
-    source = "" if kind in layout.model_types else kind
+    source = "" if multimodal.registered_type(theirs) in layout.model_types else kind
     return families.write_config(families.find_whole(theirs, shapes), layout, source)
 
 
@@ -386,7 +388,7 @@ def _written_anew(model: str, config: Mapping[str, object], layout: Layout) -> d
 def _with_kept(written: Mapping[str, Any], source: Mapping[str, object]) -> dict[str, object]:
     """Return a config with the copied keys (`KEPT`), except a number of positions that would change the model."""
     config = {**written, **{key: source[key] for key in KEPT if source.get(key) is not None}}
-    family = families.FAMILIES.get(written["model_type"])
+    family = families.FAMILIES.get(str(multimodal.registered_type(written)))
     if family is None or family.whole is None or families.find_whole(config) == families.find_whole(written):
         return config
     return {**config, POSITIONS: written[POSITIONS]}
@@ -407,7 +409,7 @@ def of_text(config: Mapping[str, object]) -> dict[str, object]:
 
 def with_defaults(config: Mapping[str, object]) -> Mapping[str, object]:
     """Return a config of `transformers` with that library's defaults for missing keys, which settings need."""
-    kind = config.get("model_type")
+    kind = multimodal.registered_type(config)
     family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None or "text_config" in config:
         return config

@@ -164,7 +164,7 @@ def check_push(repo_id: str, revision: str | None, create_pr: bool) -> None:
 
 def _model_of(path: Path) -> str:
     """Return the class that reads a folder."""
-    kind = str(multimodal.type_of(configs.beside(path)))
+    kind = str(multimodal.registered_type(configs.beside(path)))
     if kind.startswith(OWN):
         return kind.removeprefix(OWN)
     family = families.FAMILIES.get(kind)

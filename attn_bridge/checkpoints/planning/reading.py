@@ -169,7 +169,7 @@ def _read_model(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> ob
     kind = config.get("model_type")
     if isinstance(kind, str) and kind.startswith(OWN):
         return configs.OWN_MODELS[kind.removeprefix(OWN)].read(config)
-    if multimodal.type_of(config) == "bert":
+    if multimodal.registered_type(config) == "bert":
         return BertEncoderConfig.read(config)
     theirs = configs.as_transformers(config, shapes)
     return None if theirs is None else families.find_whole(theirs, shapes)
@@ -182,7 +182,7 @@ def notes_on_config(config: Mapping[str, object], shapes: Mapping[str, Shape]) -
         config: the config.json next to the source; {} where it has none.
         shapes: outside name -> shape.
     """
-    kind = multimodal.type_of(config)
+    kind = multimodal.registered_type(config)
     if kind != "bert" and not (isinstance(kind, str) and kind in families.FAMILIES and families.FAMILIES[kind].whole):
         return []
     try:

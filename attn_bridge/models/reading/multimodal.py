@@ -113,11 +113,18 @@ def _with_sections(rotary: Mapping[str, Any], text_type: str) -> dict[str, Any]:
     }
 
 
+def registered_type(config: Mapping[str, object]) -> object:
+    """Return the ``model_type`` of a config, or that of `decoder_type` for a decoder alone."""
+    kind = config.get("model_type")
+    is_other = isinstance(kind, str) and kind in DECODERS
+    return text_of(config).get("model_type") if is_other else kind
+
+
 def type_of(config: Mapping[str, object]) -> object:
     """Return the ``model_type`` that names of tensors follow: of a multimodal model its text model's.
 
     That of a decoder alone is its registered type, see `decoder_type`.
     """
     kind = config.get("model_type")
-    is_other = isinstance(kind, str) and kind in MODELS | DECODERS
-    return text_of(config).get("model_type") if is_other else kind
+    is_whole = isinstance(kind, str) and kind in MODELS
+    return text_of(config).get("model_type") if is_whole else registered_type(config)

@@ -47,6 +47,8 @@ def test_a_decoder_alone_is_read_converted_and_written_back(tmp_path, kind):
     ours.save_pretrained(tmp_path / "ours")
     layout = checkpoints.inspect(tmp_path / "source").layout
     checkpoints.convert(tmp_path / "ours", tmp_path / "back", to_layout=layout)
+    checkpoints.convert(tmp_path / "source", tmp_path / "half", to_layout=layout, dtype="float16")
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["model_type"] == kind
     keys = json.loads((tmp_path / "back" / "config.json").read_text())
     again, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", output_loading_info=True)
     missing = [name for name in info.pop("missing_keys") if "encoder_attn" not in name]  # which neither side runs
