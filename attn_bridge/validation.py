@@ -292,15 +292,15 @@ def check_cache(cache: object, package: str) -> None:
 
 
 def check_shared(is_shared: bool, is_given: bool) -> None:
-    """Check that keys and values of an earlier layer are given to attention that has none of its own, and only there.
+    """Check that attention gets keys and values of an earlier layer exactly if it does not project them.
 
     Raises:
         TypeError: they are missing, or superfluous.
     """
     if is_shared and not is_given:
-        raise TypeError("shared must be given to attention without keys of its own")
+        raise TypeError("shared must be given to attention that does not project keys")
     if is_given and not is_shared:
-        raise TypeError("shared must be None for attention with keys of its own")
+        raise TypeError("shared must be None for attention that projects keys")
 
 
 def check_caches(caches: object, blocks: int, *, pairs: bool = False) -> None:

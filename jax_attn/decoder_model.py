@@ -7,7 +7,6 @@ width, V size of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -22,6 +21,7 @@ from attn_bridge.specs.model import check_ids, tokens_of
 
 from . import functional
 from .blocks.activation import Activation
+from .blocks.alternating_updates import gather, spread
 from .blocks.decoder_block import DecoderBlock, make_norm
 from .checkpoints import Pretrained
 from .decoding import generation
@@ -77,6 +77,10 @@ class DecoderModel(Pretrained, Layer):
             self.layer_emb = Embedding(tables.vocab_size, tables.layers * tables.dim, **options)
             self.layer_linear = linear(config.emb_dim, tables.layers * tables.dim, bias=False, **options)
             self.layer_norm = make_norm(tables.norm, **options)
+        if config.updates is not None:
+            further, width = range(config.updates.num_streams - 1), config.emb_dim
+            self.stream_in = nnx.List(linear(width, width, bias=False, **options) for _ in further)
+            self.stream_out = nnx.List(linear(width, width, bias=False, **options) for _ in further)
         self.drop_emb = Dropout(config.dropout, rngs=rngs)
         self.trf_blocks = nnx.List(DecoderBlock(block, **options) for block in config.blocks)
         if config.norm is not None:
@@ -158,7 +162,7 @@ class DecoderModel(Pretrained, Layer):
         cache: Sequence[LayerCache] | None = None,
         attention_mask: Bool[Array, "..."] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Return the input of the first block, ``(B, T, D)``."""
+        """Return the input of the first block, ``(B, T, D)``, or ``(B, T, N, D)`` of N streams."""
         config = self.config
         x = self.tok_emb(tokens, "tokens")
         if config.embedding_scale != 1.0:
@@ -172,7 +176,8 @@ class DecoderModel(Pretrained, Layer):
             x = x + self.type_emb.embedding[0].astype(x.dtype)
         if config.embedding_norm is not None and not config.norm_tokens:
             x = self.emb_norm(x)
-        return self.drop_emb(x)
+        x = self.drop_emb(x)
+        return x if config.updates is None else spread(x, self.stream_in)
 
     def layer_inputs(self, tokens: Int[Array, "B T"], x: Float[Array, "B T D"]) -> Float[Array, "B T L C"]:
         """Return the per-layer embeddings ``(B, T, L, C)``: of each block, that of the token and that of its embedding.
@@ -182,6 +187,8 @@ class DecoderModel(Pretrained, Layer):
             x: of `embed`.
         """
         layers = self.config.layer_embeddings
+        if self.config.updates is not None:
+            x = x[:, :, 0]
         rows = self.layer_emb(jnp.where(tokens < layers.vocab_size, tokens, 0), "tokens")
         rows = rows * jnp.asarray(layers.dim**0.5, x.dtype)
         projected = self.layer_linear(x) * layers.d_in**-0.5
@@ -190,7 +197,7 @@ class DecoderModel(Pretrained, Layer):
 
     def _arguments_of(
         self, number: int, parts: Float[Array, "B T L C"] | None, lent: Mapping[int, SharedKeys]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Return the arguments that only some blocks take: their part of the per-layer embeddings, shared keys."""
         keys_of = self.config.blocks[number].keys_of
         return {
@@ -202,6 +209,8 @@ class DecoderModel(Pretrained, Layer):
     def head(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Return the logits ``(B, T, V)`` from the output of the last block."""
         config = self.config
+        if config.updates is not None:
+            x = gather(x, self.stream_out)
         if config.norm is not None:
             x = self.final_norm(x)
         if config.head_activation is not None:

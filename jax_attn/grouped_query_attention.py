@@ -108,8 +108,8 @@ class GroupedQueryAttention(Layer):
             cache: of `init_cache`; `x` follows the tokens in it.
             return_weights: also return the attention weights ``(B, H, T, S)``, without ``B`` for 2-D `x`, as they are
                 before dropout; the reference computes both then, which takes more time and memory.
-            shared: keys and values of an earlier layer for the same tokens, where the config says that they are shared;
-                that layer's mask, positions and cache apply.
+            shared: keys and values of an earlier layer for the same tokens, if the config has `shared`; the mask,
+                positions and cache of that layer apply.
             return_shared: also return the keys and values, for later layers.
 
         Returns:

@@ -61,6 +61,9 @@ WORDS = {
     "layer vocab": "number of tokens with per-layer embeddings",
     "layer parts": "width of the per-layer embeddings of all layers",
     "layer part": "width of the per-layer embedding of a layer",
+    "laurel": "rank of LAuReL",
+    "streams": "number of streams",
+    "coefficients": "number of coefficients of streams",
 }
 """Kind of a symbol -> its name in messages."""
 
@@ -241,13 +244,16 @@ _FEED = re.compile(
 )
 _END = re.compile(rf"(?P<stem>(?:.+\.)?)(?P<leaf>{'|'.join(map(re.escape, _ENDS))})")
 _LAYER_INPUT = re.compile(
-    r"(?P<root>(?:.+\.)?)trf_blocks\.(?P<number>[0-9]+)\.(?P<leaf>layer_gate\.weight|layer_proj\.weight|scalar)"
+    r"(?P<root>(?:.+\.)?)trf_blocks\.(?P<number>[0-9]+)\.(?P<leaf>layer_gate\.weight|layer_proj\.weight|scalar"
+    r"|laurel_(?:down|up)\.weight|altup\.(?:corrected_scale|(?:correction|prediction|stream_router)\.weight))"
 )
-"""Parameters that are a block's own; a model whose blocks have the last one has layers of several sizes (Gemma 4)."""
+"""Parameters that are a block's own."""
+_VARIED = (".scalar", ".altup.corrected_scale")
+"""Endings of those that blocks of models have whose layers are of several sizes (Gemma 3n and 4)."""
 _NORM = re.compile(r"(?P<stem>(?:.+\.)?)(?P<leaf>scale|shift)")
 _BLOCK = re.compile(
     r"(?P<root>(?:.+?\.)??)(?:trf_blocks|layers)\.(?P<number>[0-9]+)\."
-    r"(?P<part>att|cross_att|linear_att|ff|dense|norm[123]|post_norm[12]|(?:dense|experts|input)_norm)\."
+    r"(?P<part>att|cross_att|linear_att|ff|dense|norm[123]|post_norm[12]|(?:dense|experts|input|laurel)_norm|altup)\."
 )
 _OUTER_NORM = re.compile(r"(?P<root>(?:.+\.)?)(?:emb|final)_norm\.")
 
@@ -289,7 +295,7 @@ class _Symbols:
                 self.feeds[feed["stem"] + feed["part"]].add(feed["leaf"])
             elif name.endswith("tok_emb.weight"):
                 roots.add(name.removesuffix("tok_emb.weight"))
-            elif name.endswith(".scalar") and (own := _LAYER_INPUT.fullmatch(name)) is not None:
+            elif name.endswith(_VARIED) and (own := _LAYER_INPUT.fullmatch(name)) is not None:
                 self.varied.add(own["root"])
         self.roots = roots | {root + side for root in roots for side in ("encoder.", "decoder.")}
         self.pairs = {
@@ -443,8 +449,20 @@ class _Symbols:
         root = hit["root"]
         if not self._is_unified(root):
             return None
-        width, part = Symbol(root, "width"), Symbol(root, "layer part")
-        return {"layer_gate.weight": (part, width), "layer_proj.weight": (width, part), "scalar": (1,)}[hit["leaf"]]
+        width, part, rank = Symbol(root, "width"), Symbol(root, "layer part"), Symbol(root, "laurel")
+        streams, coefficients = Symbol(root, "streams"), Symbol(root, "coefficients")
+        axes: dict[str, Axes] = {
+            "layer_gate.weight": (part, width),
+            "layer_proj.weight": (width, part),
+            "scalar": (1,),
+            "laurel_down.weight": (rank, width),
+            "laurel_up.weight": (width, rank),
+            "altup.corrected_scale": (width,),
+            "altup.correction.weight": (streams, streams),
+            "altup.prediction.weight": (coefficients, streams),
+            "altup.stream_router.weight": (streams, width),
+        }
+        return axes[hit["leaf"]]
 
     def _table_of(self, root: str) -> str:
         """Return the path with a table's vocabulary: an encoder without shared embeddings may have a separate one."""

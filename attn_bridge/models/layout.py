@@ -136,7 +136,7 @@ class Layout:
         model_types: tuple[str, ...] = (),
         nnx: bool = False,
         parts: tuple[OmittedPart, ...] = (),
-        unread: Callable[[Mapping[str, Any]], tuple[OmittedPart, ...]] | None = None,
+        unread: Callable[[Mapping[str, object]], tuple[OmittedPart, ...]] | None = None,
         form: str = "",
         doubt: Callable[[Mapping[str, Shape | None]], str] | None = None,
     ):
@@ -232,7 +232,7 @@ class Layout:
         _, matches = self.match(names)
         return [name for name, (row, _) in matches.items() if row.ours]
 
-    def apart(self, names: Iterable[str], config: Mapping[str, Any] | None = None) -> dict[str, OmittedPart]:
+    def apart(self, names: Iterable[str], config: Mapping[str, object] | None = None) -> dict[str, OmittedPart]:
         """Return name -> the part of a checkpoint that it belongs to, for names of parts that are left out.
 
         Args:

@@ -26,6 +26,8 @@ LINEAR = [
     for name in (
         *("ff.layers.0", "ff.layers.2", "ff.fc1", "ff.fc2", "ff.fc3", "out_head", "head_linear"),
         *("layer_linear", "layer_gate", "layer_proj", "dense.fc1", "dense.fc2", "dense.fc3"),
+        *("laurel_down", "laurel_up", "stream_in.{i}", "stream_out.{i}"),
+        *(f"altup.{one}" for one in ("correction", "prediction", "stream_router")),
         *(f"ff.{one}.fc{number}" for one in ("experts.{j}", "shared") for number in (1, 2, 3)),
         *("ff.router", "ff.shared_gate"),
     )
@@ -60,7 +62,7 @@ NUMBERS = [f"{{path}}ff.layers.1.{name}" for name in XIELU]
 """Numbers of an activation."""
 
 BARE_VECTORS = ["{path}ff.router.correction_bias", "{path}logits_bias", "{path}out_bias"]
-BARE_VECTORS += ["{path}ff.router.expert_scale", "{path}scalar"]
+BARE_VECTORS += ["{path}ff.router.expert_scale", "{path}scalar", "{path}altup.corrected_scale"]
 
 NAMES = [*ATTENTION, *OUT, *BARE, *LINEAR, *CONVOLUTIONS, *EMBEDDINGS, *NORMS, *MODERN, *NUMBERS, *BARE_VECTORS]
 """Every name of ours, below any prefix."""
@@ -73,6 +75,11 @@ TOGETHER = (
     ("ff.layers.0.bias", "ff.layers.2.bias"),
     tuple(f"ff.layers.1.{name}" for name in XIELU),
     ("layer_emb.weight", "layer_linear.weight", "layer_norm.scale"),
+    ("laurel_down.weight", "laurel_up.weight", "laurel_norm.scale"),
+    (
+        *(f"altup.{name}.weight" for name in ("correction", "prediction", "stream_router")),
+        *("altup.corrected_scale", "altup.stream_norm.scale"),
+    ),
     ("layer_gate.weight", "layer_proj.weight", "input_norm.scale"),
     ("dense.fc1.weight", "dense_norm.scale", "experts_norm.scale"),
     (
@@ -114,8 +121,6 @@ def lacking(names: Iterable[str]) -> list[str]:
     for endings in TOGETHER:
         stems = {name.removesuffix(ending) for name in names for ending in endings if name.endswith(ending)}
         missing += [stem + ending for stem in stems for ending in endings if stem + ending not in names]
-    exempt = _exempt(names)
-    missing = [name for name in missing if name not in exempt]
     # Mamba's values may have a bias; its queries are projected from the values, and have none.
     missing = [name for name in missing if name.replace(QUERY_BIAS, "W_step_up.weight") not in names]
     stems = {name.removesuffix(KEY_BIAS) for name in names if name.endswith(KEY_BIAS)}
@@ -127,7 +132,8 @@ def lacking(names: Iterable[str]) -> list[str]:
     for name in names:
         for hit in _STACKED.finditer(name):
             numbers[name[: hit.end() - 1]].add(int(name[hit.end() :].partition(".")[0]))
-    missing = list(dict.fromkeys(missing))
+    exempt = _exempt(names)
+    missing = [name for name in dict.fromkeys(missing) if name not in exempt]
     return missing + [f"{stem}.{i}" for stem, found in numbers.items() for i in gaps(found, max(found))]
 
 
@@ -155,8 +161,8 @@ def _exempt(names: Collection[str]) -> set[str]:
     return exempt
 
 
-_MARKED = re.compile(r"(?P<root>(?:.+\.)?trf_blocks\.)(?P<number>[0-9]+)\.scalar")
-"""Parameters of the blocks of Gemma 4."""
+_MARKED = re.compile(r"(?P<root>(?:.+\.)?trf_blocks\.)(?P<number>[0-9]+)\.(?:scalar|altup\.corrected_scale)")
+"""Parameters of the blocks of Gemma 3n and 4."""
 
 _STACKED = re.compile(r"(?:^|(?<=\.))(?:(?:trf_blocks|heads|experts)\.(?=[0-9]+\.)|layers\.(?=[0-9]+\.att\.))")
 """Modules with numbered blocks of ours; other numbers are the user's own, and may have gaps."""

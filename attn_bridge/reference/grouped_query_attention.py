@@ -36,11 +36,11 @@ def reference(
         query = query * _factors(config.temperature, positions)[..., None, :, None]
     key, value = keys_and_values(config, parameters, x, positions) if shared is None else shared
     # Query head h reads key/value head h // (heads per group).
-    shared = [head // (config.num_heads // config.num_kv_heads) for head in range(config.num_heads)]
+    readers = [head // (config.num_heads // config.num_kv_heads) for head in range(config.num_heads)]
     context, weights = attend(
         query,
-        key[..., shared, :, :],
-        value[..., shared, :, :],
+        key[..., readers, :, :],
+        value[..., readers, :, :],
         scale=config.scale,
         causal=False,
         attention_mask=restricted(config.mask, attention_mask, tokens),

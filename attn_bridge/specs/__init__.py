@@ -28,6 +28,7 @@ from . import (
     simple_self_attention,
     sparse_indexed_attention,
 )
+from .alternating_updates import AlternatingUpdatesConfig
 from .base import Config, Parameter, Variant
 from .bert_encoder import BertEncoderConfig
 from .causal_attention import CausalAttentionConfig
@@ -75,6 +76,7 @@ from .token_prediction import TokenPredictionConfig
 __all__ = [
     "VARIANTS",
     "Alibi",
+    "AlternatingUpdatesConfig",
     "BertEncoderConfig",
     "CausalAttentionConfig",
     "ClampedGate",

@@ -7,6 +7,7 @@ import math
 from typing import Literal, get_args
 
 from ..validation import check_integer
+from .alternating_updates import AlternatingUpdatesConfig
 from .base import LATER, Config, Parameter, linear, vector
 from .differential_attention import DifferentialAttentionConfig
 from .feed_forward import Activation, FeedForwardConfig
@@ -81,9 +82,14 @@ class DecoderBlockConfig(Config):
         dense: config of feed-forward layers next to experts, which then read the sum itself instead of its norm; the
             outputs of both are normed and added (Gemma 4). None omits them; for ``sandwich`` alone.
         keys_of: number of the earlier block whose keys and values the attention reads (Gemma 3n and 4); None for
-            attention with keys of its own.
+            attention that projects them.
         layer_input: config of a last sum, with the block's part of the per-layer embeddings; None omits it.
         scaled: whether the block's output is multiplied by a learned number (Gemma 4).
+        laurel_rank: rank of a learned residual layer next to attention (LAuReL, arXiv 2411.07501): the norm's output
+            ``y`` and ``norm(up(down(y)))`` join the sum, which is divided by the square root of 2; None omits it; for
+            ``sandwich`` alone.
+        updates: config of alternating updates of several streams, one of which the sublayers read (Gemma 3n); None for
+            blocks of one stream.
     """
 
     attention: Attention | None
@@ -99,6 +105,8 @@ class DecoderBlockConfig(Config):
     keys_of: int | None = dataclasses.field(default=None, metadata={LATER: True})
     layer_input: LayerInputConfig | None = dataclasses.field(default=None, metadata={LATER: True})
     scaled: bool = dataclasses.field(default=False, metadata={LATER: True})
+    laurel_rank: int | None = dataclasses.field(default=None, metadata={LATER: True})
+    updates: AlternatingUpdatesConfig | None = dataclasses.field(default=None, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         if self.attention is not None:
@@ -133,6 +141,7 @@ class DecoderBlockConfig(Config):
             "d_out of recurrent": getattr(self.recurrent, "d_out", width),
             "d_in of feed_forward": getattr(self.feed_forward, "d_in", width),
             "d_in of dense": getattr(self.dense, "d_in", width),
+            "d_in of updates": getattr(self.updates, "d_in", width),
             "emb_dim of norm": self.norm.emb_dim,
         }
         for name, value in wrong.items():
@@ -157,6 +166,12 @@ class DecoderBlockConfig(Config):
         if self.layer_input is not None:
             self._require_kind("layer_input", LayerInputConfig)
         self._require_bools("scaled")
+        if self.laurel_rank is not None:
+            self._require_positive_ints("laurel_rank")
+            if self.norms != "sandwich":
+                raise ValueError(f"norms ({self.norms}) must be sandwich with laurel_rank")
+        if self.updates is not None:
+            self._require_kind("updates", AlternatingUpdatesConfig)
 
     @property
     def emb_dim(self) -> int:
@@ -174,7 +189,8 @@ class DecoderBlockConfig(Config):
         names = _NORMS[self.norms]
         names = names if self.feed_forward is not None and self.attention is not None else names[:1]
         of_both = () if self.dense is None else ("dense_norm", "experts_norm")
-        return (*names, *of_both, *(() if self.layer_input is None else ("input_norm",)))
+        of_laurel = () if self.laurel_rank is None else ("laurel_norm",)
+        return (*names, *of_laurel, *of_both, *(() if self.layer_input is None else ("input_norm",)))
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -197,9 +213,19 @@ class DecoderBlockConfig(Config):
 
     @property
     def _own_parameters(self) -> tuple[Parameter, ...]:
-        """Those that are of no part: gate and projection of the layer's input, and the factor of the output."""
+        """Those of no sublayer: of the layer's input, LAuReL and alternating updates, and the factor of the output."""
         layer_input = () if self.layer_input is None else self.layer_input.parameters_of(self.emb_dim)
-        return (*layer_input, *((vector("scalar", 1, "numbers"),) if self.scaled else ()))
+        rank, width = self.laurel_rank, self.emb_dim
+        laurel = (
+            ()
+            if rank is None
+            else (
+                *linear("laurel_down", width, rank, bias=False),
+                *linear("laurel_up", rank, width, bias=False),
+            )
+        )
+        updates = () if self.updates is None else below("altup", self.updates.parameters)
+        return (*layer_input, *laurel, *updates, *((vector("scalar", 1, "numbers"),) if self.scaled else ()))
 
 
 @accepts_use_cache
@@ -286,6 +312,11 @@ class DecoderConfig(ModelConfig):
                     raise ValueError(f"emb_dim of {name} ({norm.emb_dim}) must be emb_dim ({self.emb_dim})")
         self._check_lenders()
         self._check_layer_embeddings()
+        streams = {"none" if block.updates is None else str(block.updates.num_streams) for block in self.blocks}
+        if len(streams) > 1:
+            raise ValueError(
+                f"num_streams of updates must be the same in all blocks, got {' and '.join(sorted(streams))}"
+            )
 
     def _check_lenders(self) -> None:
         """Check that blocks without keys read those of an earlier block with the same heads, mask and positions."""
@@ -307,19 +338,24 @@ class DecoderConfig(ModelConfig):
     def _check_layer_embeddings(self) -> None:
         """Check that all blocks take a part of the per-layer embeddings, or none."""
         parts = {None if block.layer_input is None else block.layer_input.dim for block in self.blocks}
-        given = self.layer_embeddings
-        if given is not None:
+        embeddings = self.layer_embeddings
+        if embeddings is not None:
             self._require_kind("layer_embeddings", LayerEmbeddingsConfig)
-            if given.d_in != self.emb_dim:
-                raise ValueError(f"d_in of layer_embeddings ({given.d_in}) must be emb_dim ({self.emb_dim})")
-            if given.layers != len(self.blocks):
+            if embeddings.d_in != self.emb_dim:
+                raise ValueError(f"d_in of layer_embeddings ({embeddings.d_in}) must be emb_dim ({self.emb_dim})")
+            if embeddings.layers != len(self.blocks):
                 raise ValueError(
-                    f"layers of layer_embeddings ({given.layers}) must be that of blocks ({len(self.blocks)})"
+                    f"layers of layer_embeddings ({embeddings.layers}) must be that of blocks ({len(self.blocks)})"
                 )
-        wanted = None if given is None else given.dim
+        wanted = None if embeddings is None else embeddings.dim
         wrong = next((dim for dim in parts if dim != wanted), wanted)
         if wrong != wanted:
             raise ValueError(f"dim of layer_input ({wrong}) must be that of layer_embeddings ({wanted}) in every block")
+
+    @property
+    def updates(self) -> AlternatingUpdatesConfig | None:
+        """Config of the streams that all blocks have; None for one stream."""
+        return self.blocks[0].updates if self.blocks else None
 
     @property
     def lenders(self) -> frozenset[int]:
@@ -355,6 +391,7 @@ class DecoderConfig(ModelConfig):
             ),
             *((table("type_emb", self.num_token_types, self.emb_dim, "types"),) if self.num_token_types else ()),
             *(self.layer_embeddings.parameters if self.layer_embeddings is not None else ()),
+            *(self.updates.ends if self.updates is not None else ()),
             *(below("emb_norm", self.embedding_norm.parameters) if self.embedding_norm is not None else ()),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from typing import Literal, get_args
 
 from ..validation import check_number
@@ -55,6 +56,8 @@ class FeedForwardConfig(Config):
         clamp: how gpt-oss clips the gate and the gated half; for ``silu`` alone.
         dropout: rate of dropout behind the activation in training; without a gate alone (BART).
         scales: factors of the gate in front of its activation, and of the output (Falcon-H1); with a gate alone.
+        sparsity: share of a token's gate that becomes 0 in front of the activation, if its numbers are distributed
+            normally: those below a bound are, and it is taken off the others (Gemma 3n); with a gate alone.
     """
 
     d_in: int
@@ -65,6 +68,7 @@ class FeedForwardConfig(Config):
     clamp: ClampedGate | None = None
     dropout: float = 0.0
     scales: tuple[float, float] = dataclasses.field(default=(1.0, 1.0), metadata={LATER: True})
+    sparsity: float = dataclasses.field(default=0.0, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "hidden_dim")
@@ -78,10 +82,18 @@ class FeedForwardConfig(Config):
         self._require_factors("scales", 2)
         if self.scales != (1.0, 1.0) and (not self.gated or self.clamp is not None):
             raise ValueError(f"scales ({self.scales}) need a gate without clamp")
+        self._require_rates("sparsity")
+        if self.sparsity and (not self.gated or self.clamp is not None):
+            raise ValueError(f"sparsity ({self.sparsity}) needs a gate without clamp")
         if self.clamp is not None:
             self._require_kind("clamp", ClampedGate)
             if not self.gated or self.activation != "silu":
                 raise ValueError(f"clamp ({self.clamp}) needs a gate with activation 'silu'")
+
+    @property
+    def bound(self) -> float:
+        """Bound of the gate that gives its sparsity, in standard deviations above the mean."""
+        return statistics.NormalDist().inv_cdf(self.sparsity)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

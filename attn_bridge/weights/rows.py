@@ -76,7 +76,7 @@ class Row:
         tied: names of ours with the same numbers as the first.
         optional: whether a model is complete without it in any block.
         last: whether the last block alone has it.
-        sparse: whether some blocks may lack it and others not; what a block must have is then checked by our names.
+        sparse: whether each block may have it or lack it; checks of our names then find missing tensors.
         branch: ``choice/alternative`` (or ``choice/one|other``), if a block is complete with one alternative of each
             choice. A tensor of ours in several alternatives goes to the one that a setting of its name selects, or else
             to the largest that a block has completely.

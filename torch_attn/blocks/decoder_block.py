@@ -37,6 +37,7 @@ from ..signatures import typed_as
 from ..signatures.attention import BlockCall, LayerCache
 from ..sparse_indexed_attention import SparseIndexedAttention
 from .activation import Activation
+from .alternating_updates import AlternatingUpdates
 from .feed_forward import make_feed_forward
 from .mixture_of_experts import MixtureOfExperts
 
@@ -94,6 +95,11 @@ class DecoderBlock(Resettable):
             self.layer_gate = linear(config.emb_dim, config.layer_input.dim, bias=False, **options)
             self.layer_proj = linear(config.layer_input.dim, config.emb_dim, bias=False, **options)
             self.layer_activation = Activation(config.layer_input.activation)
+        if config.laurel_rank is not None:
+            self.laurel_down = linear(config.emb_dim, config.laurel_rank, bias=False, **options)
+            self.laurel_up = linear(config.laurel_rank, config.emb_dim, bias=False, **options)
+        if config.updates is not None:
+            self.altup = AlternatingUpdates(config.updates, **options)
         if config.scaled:
             self.scalar = nn.Parameter(torch.ones(1, device=device, dtype=dtype))
         for name in config.norm_names:
@@ -125,7 +131,7 @@ class DecoderBlock(Resettable):
         """Return ``x`` of shape ``(B, T, D)`` plus the outputs of attention and feed-forward layers.
 
         Args:
-            x: ``(B, T, D)``.
+            x: ``(B, T, D)``, or ``(B, T, N, D)`` for a config of N streams.
             attention_mask: bool ``(B, S)``, ``False`` for padding, or broadcastable to ``(B, H, T, S)``.
             positions: integers ``(T,)`` or ``(B, T)``, or ``(rows, B, T)`` for a `Rotary` with axes; the numbers of the
                 tokens by default.
@@ -134,10 +140,23 @@ class DecoderBlock(Resettable):
             shared: keys and values of the block that the config names in `keys_of`.
             return_shared: also return the keys and values of the attention, in front of the cache.
         """
+        config, streams = self.config, x
+        if config.updates is not None:
+            streams = self.altup.predict(x)
+            x = streams[:, :, config.updates.active]
         x, shared, cache = self._run(x, attention_mask, positions, cache, shared, return_shared)
-        if self.config.layer_input is not None:
+        if config.updates is not None:
+            streams = self.altup.correct(streams, x)
+            x = self.altup.scaled(streams)
+        added = None
+        if config.layer_input is not None:
             gated = self.layer_activation(self.layer_gate(x)) * layer_input
-            x = x + self.input_norm(self.layer_proj(gated))
+            added = self.input_norm(self.layer_proj(gated))
+        if config.updates is not None:
+            # The first stream, which the head reads, is not changed.
+            x = streams if added is None else torch.cat([streams[:, :, :1], streams[:, :, 1:] + added[:, :, None]], 2)
+        elif added is not None:
+            x = x + added
         if self.config.scaled:
             x = x * self.scalar
         return functional.with_cache(functional.with_cache(x, shared if return_shared else None), cache)
@@ -173,6 +192,8 @@ class DecoderBlock(Resettable):
         if "post_norm1" in self.config.norm_names:
             attended = self.post_norm1(attended)
         x = x + self.drop_shortcut(attended) * scale
+        if self.config.laurel_rank is not None:
+            x = (x + normed + self.laurel_norm(self.laurel_up(self.laurel_down(normed)))) / 2.0**0.5
         if self.config.feed_forward is None:
             return x, shared, cache
         normed = self.norm2(x) if "norm2" in self.config.norm_names else x
@@ -202,9 +223,11 @@ class DecoderBlock(Resettable):
         arguments: dict[str, Any] = {"attention_mask": attention_mask, "cache": cache}
         at = {"positions": positions} if positions is not None and hasattr(config.attention, "position") else {}
         if config.keys_of is not None:
-            return self.attention(x, shared=shared), shared, cache
+            arguments = {"shared": shared}
+            return self.attention(x, **arguments), shared, cache
         if return_shared:
-            attended, shared, *caches = self.attention(x, return_shared=True, **arguments, **at)
+            arguments["return_shared"] = True
+            attended, shared, *caches = self.attention(x, **arguments, **at)
             return attended, shared, caches[0] if caches else None
         if config.recurrent is None:
             attended = self.attention(x, **arguments, **at)

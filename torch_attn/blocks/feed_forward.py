@@ -70,12 +70,19 @@ class GatedFeedForward(Resettable):
         if self.config.clamp is None:
             gate_scale, output_scale = self.config.scales
             gate = gate if gate_scale == 1.0 else gate * gate_scale
+            if self.config.sparsity:
+                gate = self._sparse(gate)
             output = self.fc3(self.activation(gate) * value)
             return output if output_scale == 1.0 else output * output_scale
         limit, alpha = self.config.clamp.limit, self.config.clamp.alpha
         gate = torch.clamp(gate, max=limit)
         value = torch.clamp(value, -limit, limit)
         return self.fc3(gate * torch.sigmoid(gate * alpha) * (value + 1.0))
+
+    def _sparse(self, gate: Float[Tensor, "... h"]) -> Float[Tensor, "... h"]:
+        """Return the gate less a bound, which follows from its mean and deviation, and 0 below it."""
+        deviation = gate.std(-1, keepdim=True, correction=0)
+        return nn.functional.relu(gate - (gate.mean(-1, keepdim=True) + deviation * self.config.bound))
 
 
 def make_feed_forward(config: FeedForwardConfig, **options: Any) -> FeedForward | GatedFeedForward:

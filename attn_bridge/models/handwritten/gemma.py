@@ -67,7 +67,7 @@ def read_gemma3(config: ConfigFile, layer: int) -> AttentionLayer:
         **read_sizes(config),
         qkv_bias=bias,
         out_bias=bias,
-        position=_gemma3_rotary(config, kind),
+        position=read_gemma3_rotary(config, kind),
         qk_norm=QKNorm("head", config.number("rms_norm_eps"), unit_offset=True),
         mask=mask_of(config, layer, kind),
         scale=config.positive("query_pre_attn_scalar") ** -0.5,
@@ -75,7 +75,7 @@ def read_gemma3(config: ConfigFile, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": SPLIT})
 
 
-def _gemma3_rotary(config: ConfigFile, kind: str) -> Rotary:
+def read_gemma3_rotary(config: ConfigFile, kind: str) -> Rotary:
     """Return the rotary positions of a kind of layers; older files scale those of full attention alone.
 
     As in `transformers`, their ``rope_scaling`` scales by its ``rope_type``, and not by its ``type``.
@@ -115,7 +115,7 @@ def write_gemma(config: DecoderConfig, model_type: str) -> dict[str, object]:
         **write_sizes(config),
         **write_heads(attention),
         **windows,
-        **(write_rotary(attention.position) if is_2 else _write_gemma3_rotary(config, windows["layer_types"])),
+        **(write_rotary(attention.position) if is_2 else write_gemma3_rotary(config, windows["layer_types"])),
         "intermediate_size": layers.hidden_dim,
         "hidden_activation": NAMES[layers.activation],
         **write_rms_norm(config),
@@ -126,8 +126,8 @@ def write_gemma(config: DecoderConfig, model_type: str) -> dict[str, object]:
     }
 
 
-def _write_gemma3_rotary(config: DecoderConfig, kinds: list[str]) -> dict[str, Any]:
-    """Return the keys that `_gemma3_rotary` reads; older files can't scale those of layers with a window."""
+def write_gemma3_rotary(config: DecoderConfig, kinds: list[str]) -> dict[str, Any]:
+    """Return the keys that `read_gemma3_rotary` reads; older files can't scale those of layers with a window."""
     by_kind = rotary_by_kind(config, kinds)
     local = by_kind.get(KINDS[True])
     if getattr(local, "scaling", None) is not None:

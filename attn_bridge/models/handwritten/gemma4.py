@@ -7,8 +7,7 @@ keys and values of the last earlier layer of their kind. Some models have expert
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.feed_forward import Activation, FeedForwardConfig, HiddenActivation
@@ -46,16 +45,26 @@ DEFAULT_POSITIONS = {
 
 def kinds_of(config: ConfigFile) -> list[str]:
     """Return the kind of every layer; every sixth has full attention by default, and the last always."""
-    layers = config.integer("num_hidden_layers")
-    kinds = [config.layer_type(layer, FULL if (layer + 1) % 6 == 0 else SLIDING) for layer in range(layers)]
-    return [*kinds[:-1], FULL]
+    return [*kinds_by_period(config, 6)[:-1], FULL]
+
+
+def kinds_by_period(config: ConfigFile, period: int) -> list[str]:
+    """Return the kind of every layer; one in `period` has full attention by default.
+
+    Raises:
+        ValueError: ``layer_types`` has more or fewer entries than there are layers.
+    """
+    layers, types = config.integer("num_hidden_layers"), config.get("layer_types")
+    if isinstance(types, Sequence) and len(types) != layers:
+        raise ValueError(f"layer_types of {config.model_type} has {len(types)} entries for {layers} layers")
+    return [config.layer_type(layer, SLIDING if (layer + 1) % period else FULL) for layer in range(layers)]
 
 
 def lender_of(config: ConfigFile, kinds: Sequence[str], layer: int) -> int | None:
-    """Return the earlier layer whose keys and values a layer reads; None for a layer with keys of its own.
+    """Return the earlier layer whose keys and values a layer reads; None for a layer that projects them.
 
     Raises:
-        ValueError: no layer of its kind has keys of its own.
+        ValueError: no layer of its kind projects keys.
     """
     first = len(kinds) - config.integer("num_kv_shared_layers", 0)
     if layer < first:
@@ -64,7 +73,7 @@ def lender_of(config: ConfigFile, kinds: Sequence[str], layer: int) -> int | Non
     if not lenders:
         raise ValueError(
             f"num_kv_shared_layers ({config.get('num_kv_shared_layers')}) of {config.model_type} leaves no layer of "
-            f"type {kinds[layer]} with keys of its own"
+            f"type {kinds[layer]} with keys"
         )
     return lenders[-1]
 
@@ -72,7 +81,7 @@ def lender_of(config: ConfigFile, kinds: Sequence[str], layer: int) -> int | Non
 def sizes_of(config: ConfigFile, kinds: Sequence[str], layer: int) -> tuple[int, int]:
     """Return the width of a head and the number of key heads of a layer.
 
-    `transformers` 5.23 writes both in ``per_layer_config``; in files of before, full attention has keys of its own.
+    `transformers` 5.23 writes both in ``per_layer_config``; older files have further keys for full attention.
 
     Raises:
         ValueError: layers of one kind differ, or a layer differs in another value.
@@ -95,8 +104,8 @@ def sizes_of(config: ConfigFile, kinds: Sequence[str], layer: int) -> tuple[int,
 
 
 def _own_sizes(config: ConfigFile, layer: int) -> tuple[int, int]:
-    all_values = config.mapping("per_layer_config")
-    values = all_values.get(str(layer), all_values.get(layer, {}))  # JSON has no integers as keys
+    # JSON has no integers as keys, but a config in memory may.
+    values = {str(key): value for key, value in config.mapping("per_layer_config").items()}.get(str(layer)) or {}
     unknown = [key for key in values if key not in ("head_dim", "num_key_value_heads")]
     if unknown:
         raise ValueError(f"per_layer_config of {config.model_type} must not change {unknown[0]}")
@@ -218,11 +227,11 @@ def _model(config: ConfigFile) -> dict[str, object]:
 
 def write_gemma4(config: DecoderConfig, model_type: str) -> WrittenKeys:
     """Return the keys of Gemma 4."""
-    attentions = [block.attention for block in config.blocks]
-    if not all(isinstance(one, GroupedQueryAttentionConfig) for one in attentions):
+    attentions = [each.attention for each in config.blocks if isinstance(each.attention, GroupedQueryAttentionConfig)]
+    if len(attentions) < len(config.blocks):
         raise ValueError("attention of a block is no GroupedQueryAttentionConfig")
-    first: Any = attentions[0]
-    kinds = [KINDS[window_of(one.mask) is not None] for one in attentions]
+    first = attentions[0]
+    kinds = [KINDS[window_of(each.mask) is not None] for each in attentions]
     by_kind = dict(zip(reversed(kinds), reversed(attentions), strict=True))
     local, full = by_kind.get(SLIDING, by_kind.get(FULL)), by_kind.get(FULL, by_kind.get(SLIDING))
     assert local is not None
@@ -238,13 +247,13 @@ def write_gemma4(config: DecoderConfig, model_type: str) -> WrittenKeys:
         "num_key_value_heads": local.num_kv_heads,
         "head_dim": local.head_dim,
         "per_layer_config": {
-            str(number): {"head_dim": one.head_dim, "num_key_value_heads": one.num_kv_heads}
-            for number, one in enumerate(attentions)
-            if (one.head_dim, one.num_kv_heads) != (local.head_dim, local.num_kv_heads)
+            str(number): {"head_dim": each.head_dim, "num_key_value_heads": each.num_kv_heads}
+            for number, each in enumerate(attentions)
+            if (each.head_dim, each.num_kv_heads) != (local.head_dim, local.num_kv_heads)
         },
         "attention_dropout": first.dropout,
         "attention_bias": first.qkv_bias,
-        "attention_k_eq_v": any(one.key_is_value for one in attentions),
+        "attention_k_eq_v": any(each.key_is_value for each in attentions),
         "layer_types": kinds,
         **({} if window is None else {"sliding_window": window}),
         "num_kv_shared_layers": shared,
@@ -254,9 +263,9 @@ def write_gemma4(config: DecoderConfig, model_type: str) -> WrittenKeys:
     }
 
 
-def write_positions(positions: Mapping[str, object]) -> dict[str, Any]:
+def write_positions(positions: Mapping[str, object]) -> WrittenKeys:
     """Return the rotary positions of each kind of layers."""
-    keys: dict[str, Any] = {}
+    keys: WrittenKeys = {}
     for kind, position in positions.items():
         scaling = getattr(position, "scaling", None)
         if isinstance(position, Rotary) and isinstance(scaling, ProportionalScaling):
@@ -338,9 +347,27 @@ FAMILIES = (
 )
 
 
-def unread_keys(config: Mapping[str, Any]) -> tuple[OmittedPart, ...]:
+def unread_keys(config: Mapping[str, object]) -> tuple[OmittedPart, ...]:
     """Return the projections and norms of keys and values in layers that read those of others: files may have them."""
-    read = _read(config)
+    (family,) = FAMILIES
+    return unread_keys_of(config, "gemma4_text", family.defaults, kinds_of)
+
+
+def unread_keys_of(
+    config: Mapping[str, object],
+    model_type: str,
+    defaults: Mapping[str, object],
+    kinds_of: Callable[[ConfigFile], list[str]],
+) -> tuple[OmittedPart, ...]:
+    """Return those of a family.
+
+    Args:
+        config: a config.json.
+        model_type: of the family.
+        defaults: of the family.
+        kinds_of: from a config to the kind of every layer.
+    """
+    read = ConfigFile(text_of(config), model_type, defaults)
     try:
         kinds = kinds_of(read)
         layers = [number for number in range(len(kinds)) if lender_of(read, kinds, number) is not None]
@@ -352,11 +379,6 @@ def unread_keys(config: Mapping[str, Any]) -> tuple[OmittedPart, ...]:
         for number in layers
         for name in UNREAD
     )
-
-
-def _read(config: Mapping[str, Any]) -> ConfigFile:
-    (family,) = FAMILIES
-    return ConfigFile(text_of(config), "gemma4_text", family.defaults)
 
 
 def _experts() -> list[Row]:
@@ -393,7 +415,7 @@ def layer_embedding_rows() -> list[Row]:
 
 
 def attention_rows() -> list[Row]:
-    """Return rows of attention, some layers of which have no keys, or no values, of their own."""
+    """Return rows of attention; some layers do not project keys, or values."""
     return attention(dataclasses.replace(row, sparse=row.theirs.startswith(UNREAD)) for row in SPLIT)
 
 

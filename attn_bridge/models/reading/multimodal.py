@@ -11,7 +11,17 @@ from typing import Any
 
 MODELS = frozenset(
     (
-        *("gemma3", "gemma4", "llava", "llava_next", "llava_next_video", "llava_onevision", "vipllava", "video_llava"),
+        *(
+            "gemma3",
+            "gemma3n",
+            "gemma4",
+            "llava",
+            "llava_next",
+            "llava_next_video",
+            "llava_onevision",
+            "vipllava",
+            "video_llava",
+        ),
         *("mistral3", "internvl", "got_ocr2", "idefics2", "idefics3", "smolvlm", "ovis2", "deepseek_vl", "lighton_ocr"),
         *(
             "voxtral",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from ...weights.rows import Row
 from ..layout import Layout
@@ -68,7 +67,7 @@ def decoder(
     refused: Mapping[str, str] | None = None,
     marks: tuple[str, ...] = (),
     parts: tuple[OmittedPart, ...] = (),
-    unread: Callable[[Mapping[str, Any]], tuple[OmittedPart, ...]] | None = None,
+    unread: Callable[[Mapping[str, object]], tuple[OmittedPart, ...]] | None = None,
 ) -> Layout:
     """Return the layout of a decoder with these rows between its embeddings; the rest is as `Layout` takes it."""
     return Layout(

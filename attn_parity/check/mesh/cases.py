@@ -16,6 +16,7 @@ import numpy as np
 from attn_bridge.masks import Mask, causal, full, sliding_window
 from attn_bridge.specs import (
     VARIANTS,
+    AlternatingUpdatesConfig,
     BertEncoderConfig,
     Config,
     CrossAttentionConfig,
@@ -27,10 +28,13 @@ from attn_bridge.specs import (
     GatedDeltaNetConfig,
     GPTModelConfig,
     GroupedQueryAttentionConfig,
+    LayerEmbeddingsConfig,
+    LayerInputConfig,
     LayerNormConfig,
     MixtureOfExpertsConfig,
     RMSNormConfig,
     Rotary,
+    Router,
     StackConfig,
     Variant,
     find_variant,
@@ -130,6 +134,42 @@ def _decoder(attention: Sequence[Any], feed_forward: FeedForwardConfig | Mixture
     return DecoderConfig(vocab_size=VOCABULARY, emb_dim=WIDTH, blocks=blocks, norm=RMSNormConfig(WIDTH))
 
 
+def _shared_keys() -> DecoderConfig:
+    """Return a decoder whose second block reads keys of the first, with experts and per-layer embeddings (Gemma 4)."""
+    lender = GroupedQueryAttentionConfig(WIDTH, HEADS, 2, 4, position=Rotary(), value_norm=1e-6, key_is_value=True)
+    borrower = lender.replace(value_norm=None, key_is_value=False, shared=True)
+    norm, expert = RMSNormConfig(WIDTH), FeedForwardConfig(WIDTH, 8)
+    experts = MixtureOfExpertsConfig(expert, 4, 2, Router(norm=norm, expert_scales=True), norm=norm)
+    more = {
+        "norms": "sandwich",
+        "dense": FeedForwardConfig(WIDTH, 24),
+        "layer_input": LayerInputConfig(5),
+        "scaled": True,
+    }
+    blocks = tuple(
+        DecoderBlockConfig(attention, experts, norm, keys_of=keys_of, **more)
+        for attention, keys_of in ((lender, None), (borrower, 0))
+    )
+    embeddings = LayerEmbeddingsConfig(VOCABULARY, WIDTH, 5, 2)
+    return DecoderConfig(VOCABULARY, WIDTH, blocks, norm, layer_embeddings=embeddings)
+
+
+def _streams() -> DecoderConfig:
+    """Return a decoder of three streams per token (Gemma 3n)."""
+    attention = GroupedQueryAttentionConfig(WIDTH, HEADS, 2, 4, position=Rotary(), value_norm=1e-6)
+    block = DecoderBlockConfig(
+        attention,
+        FeedForwardConfig(WIDTH, 24, sparsity=0.5),
+        RMSNormConfig(WIDTH),
+        norms="sandwich",
+        layer_input=LayerInputConfig(5),
+        laurel_rank=3,
+        updates=AlternatingUpdatesConfig(WIDTH, 3, active=1),
+    )
+    embeddings = LayerEmbeddingsConfig(VOCABULARY, WIDTH, 5, 1)
+    return DecoderConfig(VOCABULARY, WIDTH, (block,), RMSNormConfig(WIDTH), layer_embeddings=embeddings)
+
+
 def _encoder_decoder() -> EncoderDecoderConfig:
     def stack(mask: Mask, cross: CrossAttentionConfig | None) -> StackConfig:
         attention = GroupedQueryAttentionConfig(WIDTH, HEADS, qkv_bias=True, out_bias=True, mask=mask)
@@ -154,6 +194,8 @@ def _models() -> dict[str, Config]:
         "DecoderModel": _decoder([windowed, grouped], gated),
         "DecoderModel experts": _decoder([grouped], experts),
         "DecoderModel hybrid": _decoder([recurrent, grouped], gated),
+        "DecoderModel shared keys": _shared_keys(),
+        "DecoderModel streams": _streams(),
         "EncoderDecoderModel": _encoder_decoder(),
         "GPTModel": GPTModelConfig(VOCABULARY, TOKENS, WIDTH, HEADS, n_layers=2, qkv_bias=True),
         "BertEncoder": bert,

@@ -38,7 +38,7 @@ def _share_experts(
     for path in values:
         row = rows[".".join(map(str, path))]
         specs[path] = P(*(name if name == plan.tensor else None for name in sharding.of_parameter(row).spec))
-        if row.axes == ("embed",):  # a bias of what comes out
+        if row.axes == ("embed",) and path[-1] == "bias":  # of what comes out; scales of norms are of what comes in
             added.add(path)
     sums = plan.tensor if plan.size("tensor") > 1 else None
     batch = sharding.divided("fsdp", x.shape[0]) if x.ndim > 2 else None

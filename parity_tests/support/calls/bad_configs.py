@@ -26,6 +26,7 @@ ENCODER = specs.StackConfig(6, (ENCODER_BLOCK,), 7)
 DECODER = specs.StackConfig(6, (CROSS_BLOCK,), 7)
 CONVOLUTIONS = specs.ConvolutionsConfig(4, 6)
 NARROW = specs.RMSNormConfig(5)
+UPDATES = specs.AlternatingUpdatesConfig(6, 3)
 LAYERS = specs.LayerEmbeddingsConfig(9, 6, 3, 1)
 EXPERTS = specs.MixtureOfExpertsConfig(FEED_FORWARD, 6, 2)
 WITHOUT_KEYS = DECODER_BLOCK.replace(attention=GROUPED.replace(shared=True), keys_of=0)
@@ -71,6 +72,7 @@ VALID: dict[str, Any] = {
         specs.ProportionalScaling(0.5),
         LAYERS,
         specs.LayerInputConfig(3),
+        UPDATES,
         specs.LongRoPEScaling((1.0, 2.0), (3.0, 4.0), 8, attention_factor=1.1),
         DECODER_BLOCK,
         specs.DecoderConfig(9, 6, (DECODER_BLOCK,), NORM, num_positions=7, logit_softcap=3.0),
@@ -130,6 +132,9 @@ OWN_RULES = {
     *(("DecoderConfig", name) for name in ("num_positions", "position_offset", "num_token_types")),
     ("StackConfig", "position_offset"),
     ("FeedForwardConfig", "dropout"),
+    ("FeedForwardConfig", "sparsity"),
+    ("AlternatingUpdatesConfig", "active"),
+    ("DecoderBlockConfig", "laurel_rank"),
     ("LightningAttentionConfig", "decay_rates"),
     ("Router", "sum_eps"),
     ("DecoderBlockConfig", "keys_of"),
@@ -389,6 +394,9 @@ RULES: tuple[BadConfig, ...] = (
             {"clamp": specs.ClampedGate(), "activation": "gelu"},
             "clamp (ClampedGate(limit=7.0, alpha=1.702)) needs a gate with activation 'silu'",
         ),
+        ({"sparsity": 1.0}, "sparsity (1.0) must be in [0, 1)"),
+        ({"sparsity": 0.5, "gated": False}, "sparsity (0.5) needs a gate without clamp"),
+        ({"sparsity": 0.5, "clamp": specs.ClampedGate()}, "sparsity (0.5) needs a gate without clamp"),
         ({"scales": (0.0, 1.0)}, "scales[0] (0.0) must be positive and finite"),
         ({"scales": (2.0, 1.0), "gated": False}, "scales ((2.0, 1.0)) need a gate without clamp"),
         ({"scales": (2.0, 1.0), "clamp": specs.ClampedGate()}, "scales ((2.0, 1.0)) need a gate without clamp"),
@@ -422,6 +430,13 @@ RULES: tuple[BadConfig, ...] = (
             "emb_dim of norm of router (5) must be the width of the experts (6)",
         ),
         ({"norm": NORM, "shared": FEED_FORWARD}, "shared must be None where the experts' input has a norm"),
+    ),
+    BadConfig("AlternatingUpdatesConfig", {"active": 1.5}, TypeError, "active must be an integer, got float"),
+    *_relations(
+        "AlternatingUpdatesConfig",
+        ({"num_streams": 1}, "num_streams (1) must be at least 2"),
+        ({"active": 3}, "active (3) must be at least 0 and below num_streams (3)"),
+        ({"active": -1}, "active (-1) must be at least 0 and below num_streams (3)"),
     ),
     _choices("LayerInputConfig", "activation", "'silu', 'gelu', 'gelu_tanh', 'relu', 'quick_gelu', 'relu2'"),
     *_kinds(
@@ -499,6 +514,21 @@ RULES: tuple[BadConfig, ...] = (
         ),
     ),
     *_kinds("DecoderBlockConfig", {"layer_input": "LayerInputConfig", "dense": "FeedForwardConfig"}),
+    *_kinds("DecoderBlockConfig", {"updates": "AlternatingUpdatesConfig"}),
+    BadConfig("DecoderBlockConfig", {"laurel_rank": 1.5}, TypeError, "laurel_rank must be an integer, got float"),
+    *_relations(
+        "DecoderBlockConfig",
+        ({"laurel_rank": 0}, "laurel_rank (0) must be at least 1"),
+        ({"laurel_rank": 2}, "norms (pre) must be sandwich with laurel_rank"),
+        ({"updates": UPDATES.replace(d_in=5)}, "d_in of updates (5) must be d_in of attention (6)"),
+    ),
+    *_relations(
+        "DecoderConfig",
+        (
+            {"blocks": (DECODER_BLOCK, DECODER_BLOCK.replace(updates=UPDATES))},
+            "num_streams of updates must be the same in all blocks, got 3 and none",
+        ),
+    ),
     BadConfig("DecoderBlockConfig", {"keys_of": 1.5}, TypeError, "keys_of must be an integer, got float"),
     *_relations(
         "DecoderBlockConfig",

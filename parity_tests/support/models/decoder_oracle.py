@@ -89,6 +89,27 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_local_base_freq": 70.0,
         },
     ),
+    "gemma3n": (
+        "gemma3n_text",
+        {
+            **WHOLE,
+            "num_hidden_layers": 5,
+            "head_dim": 6,
+            "intermediate_size": [20, 18, 20, 18, 20],
+            "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "sliding_window": 4,
+            "rope_local_base_freq": 70.0,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 5,
+            "vocab_size_per_layer_input": 29,
+            "activation_sparsity_pattern": [0.6, 0.3, 0.0, 0.9, 0.0],
+            "laurel_rank": 3,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "pad_token_id": None,  # whose row, 0, has no gradient in transformers, but stands for unknown tokens
+            "rms_norm_eps": 1e-3,
+        },
+    ),
     "gemma4": (
         "gemma4_text",
         {
@@ -561,6 +582,8 @@ def run(name: str, padded: str = "none", seed: int = 0) -> Oracle:
     folder = new_folder("decoder-") / name
     model.save_pretrained(folder)
     hidden = tuple(map(to_numpy, found.hidden_states))
+    if DECODERS[name][0] == "gemma3n_text":  # whose streams come first
+        hidden = tuple(np.moveaxis(each, 0, 2) if each.ndim == 4 else each for each in hidden)
     if DECODERS[name][0] in ("mamba", "mamba2", "falcon_mamba"):  # which lists what comes out of its blocks
         hidden = (to_numpy(model.get_input_embeddings()(ids)), *hidden[:-2], hidden[-1])
     return Oracle(model, folder, ids.numpy(), mask.numpy(), positions.numpy(), hidden, to_numpy(found.logits))

@@ -71,6 +71,15 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
     },
+    "gemma3n_text": {
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.7, 0.0],
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 6,
+        "laurel_rank": 3,
+        "altup_num_inputs": 3,
+    },
     "gemma4_text": {
         "global_head_dim": 12,
         "num_global_key_value_heads": 1,

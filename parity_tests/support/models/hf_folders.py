@@ -35,6 +35,17 @@ LATENT = {
 }
 SPARSE = {**LATENT, "num_key_value_heads": 4, "index_n_heads": 8, "index_head_dim": 6, "index_topk": 3}
 """Heads of the indexer enough that no two of its scores are zero, and so equal."""
+GEMMA3N = {
+    **SLIDING,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 5,
+    "vocab_size_per_layer_input": 29,
+    "activation_sparsity_pattern": [0.5, 0.0, 0.7, 0.0],
+    "laurel_rank": 3,
+    "altup_num_inputs": 3,
+}
 GEMMA4 = {
     **SLIDING,
     "num_hidden_layers": 4,
@@ -116,6 +127,7 @@ FAMILIES = {
     "gemma2": ("hf-gemma", T.Gemma2ForCausalLM, T.Gemma2Config, SLIDING),
     "gemma3": ("hf-gemma", T.Gemma3ForCausalLM, T.Gemma3TextConfig, SLIDING),
     "gemma3-bare": ("hf-gemma", T.Gemma3TextModel, T.Gemma3TextConfig, {**SLIDING, "attention_bias": True}),
+    "gemma3n": ("hf-gemma3n", T.Gemma3nForCausalLM, T.Gemma3nTextConfig, GEMMA3N),
     "gemma4": ("hf-gemma4", T.Gemma4ForCausalLM, T.Gemma4TextConfig, GEMMA4),
     "gemma4-moe": ("hf-gemma4-moe", T.Gemma4ForCausalLM, T.Gemma4TextConfig,
                    {**GEMMA4, "num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 3,

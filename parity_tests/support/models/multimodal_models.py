@@ -12,7 +12,7 @@ import transformers
 
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from .hf_folders import GATED, GEMMA4, GROUPED, LATENT, MAMBA, SLIDING, SPARSE, saved
+from .hf_folders import GATED, GEMMA3N, GEMMA4, GROUPED, LATENT, MAMBA, SLIDING, SPARSE, saved
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 25, (2, 5))
@@ -150,6 +150,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                   {**GROUPED, "head_dim": 6, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 4,
                    "mlp_only_layers": [1]}),
     "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", GATED),
+    "gemma3n_text": ("Gemma3nForCausalLM", "Gemma3nTextConfig", GEMMA3N),
     "gemma4_text": ("Gemma4ForCausalLM", "Gemma4TextConfig",
                     {**GEMMA4, "num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 3,
                      "top_k_experts": 2, "moe_intermediate_size": 4}),

@@ -106,5 +106,6 @@ def test_every_renaming_of_transformers_is_known_or_refused():
             continue
         text = getattr(CONFIG_MAPPING[kind]().text_config, "model_type", None)
         around |= {kind} if text in families.FAMILIES or text in multimodal.TEXT_TYPES else set()
-    assert ours | around <= multimodal_models.MODELS.keys() | APART.keys()
-    assert set(multimodal.MODELS) <= multimodal_models.MODELS.keys()
+    assert (ours | around) - {"gemma3n"} <= multimodal_models.MODELS.keys() | APART.keys()
+    # The images of a whole Gemma 3n are read by timm; twins/checkpoints/test_published_files.py has its folders.
+    assert set(multimodal.MODELS) - {"gemma3n"} <= multimodal_models.MODELS.keys()

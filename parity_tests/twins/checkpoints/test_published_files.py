@@ -119,6 +119,42 @@ def test_deepseek_v3_loads_without_its_prediction_layer(tmp_path):
         package.DecoderModel.from_pretrained(source)
 
 
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
+def test_gemma_loads_without_towers_and_keys_that_no_layer_reads(tmp_path, name):
+    source = tmp_path / "hf"
+    _, kind, config, sizes = hf_folders.FAMILIES[name]
+    hf_folders.saved(source, kind, config, sizes, "1GB")
+    wanted = logits_of(source, kind)
+    state = safetensors.torch.load_file(source / "model.safetensors")
+    state = {key.replace("model.", "model.language_model.", 1): one for key, one in state.items()}
+    unread = {
+        key.replace(f"layers.{layer}.", f"layers.{layer + 2}."): one.clone() + 1
+        for key, one in state.items()
+        for layer in (0, 1)
+        if f"layers.{layer}.self_attn." in key and any(part in key for part in ("k_proj", "v_proj", "k_norm"))
+    }
+    assert not state.keys() & unread.keys()
+    towers = {
+        f"model.{part}.w.weight": torch.ones(2)
+        for part in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
+    }
+    safetensors.torch.save_file(state | unread | towers, source / "model.safetensors", {"format": "pt"})
+    keys = json.loads((source / "config.json").read_text())
+    whole = {"model_type": name, "text_config": keys, "vision_config": {}, "tie_word_embeddings": True}
+    (source / "config.json").write_text(json.dumps(whole))
+    planned = checkpoints.plan(source, tmp_path / "x")
+    notes = [note for note in planned.notes if note.startswith("left out")]
+    assert [note.partition(":")[0] for note in sorted(notes)] == [
+        "left out, as it is no part of the text model, which alone is converted",
+        "left out, as its layer reads the keys and values of an earlier one",
+    ]
+    assert "layers.2.self_attn.k_proj" in "".join(notes)
+    assert planned.selection.count_left_out == len(unread) + len(towers)
+    assert_loads(source, wanted, tmp_path)
+    for package in (torch_attn, jax_attn):
+        package.DecoderModel.from_pretrained(source)
+
+
 GEMMA3 = {
     "text_config": {**hf_folders.SLIDING, "model_type": "gemma3_text", "eos_token_id": 3},
     "vision_config": {

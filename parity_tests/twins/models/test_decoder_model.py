@@ -31,7 +31,7 @@ PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 NAMES = list(DECODERS)
 KINDS = (
     *("llama-3.2", "gemma2", "bloom", "gpt-oss", "deepseek-v3", "qwen3-next", "phi3-long", "diffllama"),
-    *("mamba2", "bamba", "falcon-h1", "minimax", "gemma4", "gemma4-moe"),
+    *("mamba2", "bamba", "falcon-h1", "minimax", "gemma3n", "gemma4", "gemma4-moe"),
 )
 """Decoders that hold every kind of attention, position, feed-forward layer and norm between them."""
 

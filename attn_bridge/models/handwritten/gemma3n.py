@@ -1,0 +1,237 @@
+"""Gemma 3n, the text model: four streams of which each layer updates one, LAuReL, sparse gates, per-layer embeddings.
+
+Like Gemma 4, which took over the rest, it has norms of values and layers at the end that read the keys and values of
+earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...specs.alternating_updates import AlternatingUpdatesConfig
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import FeedForwardConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ...specs.layer_embeddings import LayerInputConfig
+from ...weights.rows import Row
+from ..family import AttentionLayer, Family
+from ..parts import OmittedPart
+from ..reading.decoders import (
+    NAMES,
+    WrittenKeys,
+    activation_of,
+    attention_of,
+    read_rms_norm,
+    write_rms_norm,
+    write_sizes,
+)
+from ..reading.model_config import ConfigFile, as_number
+from ..rows.attention import SPLIT
+from ..rows.decoder import FINAL_NORM, LAYER, OURS, decoder, feed_forward, norms
+from .gemma import read_gemma3_rotary, write_gemma3_rotary
+from .gemma4 import (
+    WITHOUT_KEYS,
+    attention_rows,
+    kinds_by_period,
+    layer_embedding_rows,
+    layer_embeddings_of,
+    lender_of,
+    plain,
+    unread_keys_of,
+    write_layer_embeddings,
+)
+from .grouped import attention_layer, mask_of, read_sizes, write_heads, write_windows
+
+
+def _kinds(config: ConfigFile) -> list[str]:
+    """Return the kind of every layer; every fifth has full attention by default."""
+    return kinds_by_period(config, 5)
+
+
+def read_gemma3n(config: ConfigFile, layer: int) -> AttentionLayer:
+    """Return a layer of Gemma 3n."""
+    config.refuse("use_bidirectional_attention", None, False)
+    kinds, bias = _kinds(config), config.flag("attention_bias")
+    is_shared = lender_of(config, kinds, layer) is not None
+    norm = QKNorm("head", config.number("rms_norm_eps"))
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        qkv_bias=bias,
+        out_bias=bias,
+        position=read_gemma3_rotary(config, kinds[layer]),
+        qk_norm=norm,
+        mask=mask_of(config, layer, kinds[layer]),
+        scale=1.0,
+        value_norm=None if is_shared else norm.eps,
+        shared=is_shared,
+    )
+    return attention_layer(layer, spec, {"transformers": WITHOUT_KEYS if is_shared else SPLIT})
+
+
+def _of_layer(config: ConfigFile, key: str, layer: int) -> object:
+    """Return a layer's value of a key that has one per layer.
+
+    Raises:
+        ValueError: it has another number of values.
+    """
+    values, layers = config.get(key), config.integer("num_hidden_layers")
+    if not isinstance(values, Sequence) or len(values) != layers:
+        raise ValueError(f"{key} of {config.model_type} must be a list of {layers} values, one per layer")
+    return values[layer]
+
+
+def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+    """Return a block of Gemma 3n."""
+    # It bounds coefficients in training alone; published weights are far below.
+    config.refuse("altup_coef_clip", 120.0)
+    width, activation = config.integer("hidden_size"), plain(activation_of(config, "hidden_activation"))
+    hidden = config
+    if isinstance(config.get("intermediate_size"), Sequence):
+        hidden = config.with_given({**config.given, "intermediate_size": _of_layer(config, "intermediate_size", layer)})
+    sparsity = 0.95 if config.integer("num_hidden_layers") > 10 and layer < 10 else 0.0
+    if config.get("activation_sparsity_pattern") is not None:
+        values = _of_layer(config, "activation_sparsity_pattern", layer)
+        sparsity = max(0.0, as_number(f"activation_sparsity_pattern of {config.model_type}", values))
+    updates = AlternatingUpdatesConfig(
+        width,
+        config.integer("altup_num_inputs"),
+        config.integer("altup_active_idx", 0),
+        config.number("rms_norm_eps"),
+        config.flag("altup_correct_scale"),
+    )
+    return DecoderBlockConfig(
+        attention,
+        FeedForwardConfig(width, hidden.integer("intermediate_size"), activation, sparsity=sparsity),
+        read_rms_norm(config),
+        norms="sandwich",
+        keys_of=lender_of(config, _kinds(config), layer),
+        layer_input=LayerInputConfig(config.integer("hidden_size_per_layer_input"), activation),
+        laurel_rank=config.integer("laurel_rank"),
+        updates=updates,
+    )
+
+
+def _model(config: ConfigFile) -> dict[str, object]:
+    """Return the rest of a model: scaled embeddings, those of the layers, a norm, a head and its soft cap."""
+    return {
+        "norm": read_rms_norm(config),
+        "tie": config.flag("tie_word_embeddings"),
+        "embedding_scale": config.integer("hidden_size") ** 0.5,
+        "logit_softcap": config.number_or_none("final_logit_softcapping"),
+        "layer_embeddings": layer_embeddings_of(config),
+    }
+
+
+def write_gemma3n(config: DecoderConfig, model_type: str) -> WrittenKeys:
+    """Return the keys of Gemma 3n."""
+    attention, windows, updates = (
+        attention_of(config, GroupedQueryAttentionConfig),
+        write_windows(config),
+        config.updates,
+    )
+    layers = [block.feed_forward for block in config.blocks]
+    if updates is None:
+        raise ValueError("updates of blocks (None) can't be left out there")
+    if not all(isinstance(one, FeedForwardConfig) for one in layers):
+        raise ValueError("feed_forward of a block is no FeedForwardConfig")
+    return {
+        **write_sizes(config),
+        **write_rms_norm(config),
+        **write_heads(attention),
+        **windows,
+        **write_gemma3_rotary(config, windows["layer_types"]),
+        **write_layer_embeddings(config),
+        "attention_bias": attention.qkv_bias,
+        "intermediate_size": [getattr(one, "hidden_dim", None) for one in layers],
+        "activation_sparsity_pattern": [getattr(one, "sparsity", None) for one in layers],
+        "hidden_activation": NAMES[getattr(layers[0], "activation", "gelu_tanh")],
+        "num_kv_shared_layers": sum(block.keys_of is not None for block in config.blocks),
+        "laurel_rank": config.blocks[0].laurel_rank,
+        "altup_num_inputs": updates.num_streams,
+        "altup_active_idx": updates.active,
+        "altup_correct_scale": updates.scale_corrected,
+        "final_logit_softcapping": config.logit_softcap,
+    }
+
+
+DEFAULTS = {
+    "vocab_size": 262400,
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "sliding_window": 512,
+    "final_logit_softcapping": 30.0,
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size_per_layer_input": 256,
+    "num_kv_shared_layers": 15,
+    "laurel_rank": 64,
+    "altup_num_inputs": 4,
+    "altup_active_idx": 0,
+    "altup_correct_scale": True,
+    "altup_coef_clip": 120.0,
+}
+
+FAMILIES = (
+    Family(
+        ("gemma3n_text",),
+        read_gemma3n,
+        DEFAULTS,
+        block=_block,
+        model=_model,
+        write=write_gemma3n,
+        architecture="Gemma3nForCausalLM",
+    ),
+)
+
+
+def unread_keys(config: Mapping[str, object]) -> tuple[OmittedPart, ...]:
+    """Return the projections and norms of keys and values in layers that read those of others: files have them."""
+    return unread_keys_of(config, "gemma3n_text", DEFAULTS, _kinds)
+
+
+def _rows() -> list[Row]:
+    """Return rows of the streams and of LAuReL."""
+    layers = {
+        "altup.correct_output_scale": "altup.corrected_scale",
+        "altup.correction_coefs.weight": "altup.correction.weight",
+        "altup.prediction_coefs.weight": "altup.prediction.weight",
+        "altup.modality_router.weight": "altup.stream_router.weight",
+        "altup.router_norm.weight": "altup.stream_norm.scale",
+        "laurel.linear_left.weight": "laurel_down.weight",
+        "laurel.linear_right.weight": "laurel_up.weight",
+        "laurel.post_laurel_norm.weight": "laurel_norm.scale",
+    }
+    ends = {"altup_projections": "stream_in", "altup_unembed_projections": "stream_out"}
+    return [
+        *(Row(LAYER + theirs, (OURS + ours,)) for theirs, ours in layers.items()),
+        *(Row(f"{{prefix}}{theirs}.{{i}}.weight", (f"{ours}.{{i}}.weight",)) for theirs, ours in ends.items()),
+    ]
+
+
+LAYOUT = decoder(
+    "hf-gemma3n",
+    "transformers Gemma 3n, of a multimodal one the text model",
+    [
+        *attention_rows(),
+        *feed_forward(),
+        *layer_embedding_rows(),
+        *_rows(),
+        *norms(
+            norm1="input_layernorm",
+            post_norm1="post_attention_layernorm",
+            norm2="pre_feedforward_layernorm",
+            post_norm2="post_feedforward_layernorm",
+        ),
+        FINAL_NORM,
+    ],
+    defaults={"tie": 1},
+    model_types=("gemma3n", "gemma3n_text"),
+    unread=unread_keys,
+)
