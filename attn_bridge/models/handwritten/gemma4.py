@@ -445,12 +445,12 @@ def _layout(name: str, title: str, layers: list[Row], marks: tuple[str, ...] = (
 
 
 LAYOUTS = (
-    _layout("hf-gemma4", "transformers Gemma 4 without experts, of a multimodal one the text model", feed_forward()),
     _layout(
         "hf-gemma4-moe",
         "transformers Gemma 4 with experts, of a multimodal one the text model",
         _experts(),
         ("router.",),
     ),
+    _layout("hf-gemma4", "transformers Gemma 4 without experts, of a multimodal one the text model", feed_forward()),
 )
-"""``mlp`` is next to the experts in a model that has such."""
+"""``mlp`` is next to the experts in a model that has such; ``hf-gemma4-text`` is the last."""

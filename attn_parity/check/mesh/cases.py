@@ -140,16 +140,16 @@ def _shared_keys() -> DecoderConfig:
     borrower = lender.replace(value_norm=None, key_is_value=False, shared=True)
     norm, expert = RMSNormConfig(WIDTH), FeedForwardConfig(WIDTH, 8)
     experts = MixtureOfExpertsConfig(expert, 4, 2, Router(norm=norm, expert_scales=True), norm=norm)
-    more = {
-        "norms": "sandwich",
-        "dense": FeedForwardConfig(WIDTH, 24),
-        "layer_input": LayerInputConfig(5),
-        "scaled": True,
-    }
-    blocks = tuple(
-        DecoderBlockConfig(attention, experts, norm, keys_of=keys_of, **more)
-        for attention, keys_of in ((lender, None), (borrower, 0))
+    first = DecoderBlockConfig(
+        lender,
+        experts,
+        norm,
+        norms="sandwich",
+        dense=FeedForwardConfig(WIDTH, 24),
+        layer_input=LayerInputConfig(5),
+        scaled=True,
     )
+    blocks = first, first.replace(attention=borrower, keys_of=0)
     embeddings = LayerEmbeddingsConfig(VOCABULARY, WIDTH, 5, 2)
     return DecoderConfig(VOCABULARY, WIDTH, blocks, norm, layer_embeddings=embeddings)
 

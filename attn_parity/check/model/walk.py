@@ -99,6 +99,7 @@ class _Walk:
         self.paths, self.seeds, self.seed, self.progress = paths, seeds, seed, progress
         self.start = time.perf_counter()
         self.config, other = (DecoderConfig.read(configs.read_config("DecoderModel", path)) for path in paths)
+        _check_chain(paths[0], self.config)
         _check_alike(paths, (self.config, other))
         modules.check_names("torch", paths[0], self.config)
         modules.check_names("flax", paths[1], other)
@@ -247,6 +248,18 @@ def _unknown_model() -> type[Exception]:
     """Return the exception for `transformers` missing or not supporting a model."""
     error_class: type[Exception] = load_adapter("torch", "hugging_face").UnknownModelError
     return error_class
+
+
+def _check_chain(path: Path, config: DecoderConfig) -> None:
+    """Refuse a model whose blocks read more than the output of the previous one: they are run one at a time."""
+    for number, block in enumerate(config.blocks):
+        what = "" if block.layer_input is None else "the per-layer embeddings"
+        what = what if block.keys_of is None else f"the keys of blocks[{block.keys_of}]"
+        if what:
+            raise ValueError(
+                f"{path}: blocks are judged one at a time, and blocks[{number}] also reads {what}; attn-bridge compare "
+                "judges whole models"
+            )
 
 
 def _check_alike(paths: tuple[Path, Path], configs: tuple[DecoderConfig, DecoderConfig]) -> None:

@@ -161,6 +161,16 @@ _RIGHT = {
     "router.bias": (3,),
     "correction_bias": (3,),
     "shared_gate.weight": (1, WIDTH),
+    "expert_scale": (3,),
+    "layer_emb.weight": (11, 6),
+    "layer_linear.weight": (6, WIDTH),
+    "layer_gate.weight": (3, WIDTH),
+    "layer_proj.weight": (WIDTH, 3),
+    "scalar": (1,),
+    "laurel_down.weight": (2, WIDTH),
+    "laurel_up.weight": (WIDTH, 2),
+    "correction.weight": (3, 3),
+    "prediction.weight": (9, 3),
     "alpha_p": (1,),
     "alpha_n": (1,),
     "beta": (),
@@ -210,7 +220,9 @@ def _shape(name, row, rows):
     *above, module, leaf = name.split(".")
     if leaf not in ("weight", "bias") or module.startswith("conv"):
         return (WIDTH,)
-    if ".ff." in name:
+    if name.startswith("stream_"):
+        return WIDTH, WIDTH
+    if ".ff." in name or ".dense." in name:
         hidden = 12 if "experts" in above else 14 if "shared" in above else 10
         shape = (WIDTH, hidden) if f"{above[-1]}.{module}".endswith(("fc3", "layers.2")) else (hidden, WIDTH)
     elif module == "out_proj":
