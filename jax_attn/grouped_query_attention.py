@@ -163,7 +163,7 @@ class GroupedQueryAttention(Layer):
         config, tables = self.config, None
         if isinstance(config.position, Rotary):
             width, wide = config.position.width(config.head_dim), functional.wide_dtype(batch)
-            tables = rotary_tables(config.position, at, width, wide)
+            tables = (*rotary_tables(config.position, at, width, wide), config.position.pairing)
         query = self._turned(self._clipped(self.W_query(batch)), "q_norm", tables)
         if config.temperature is not None:
             query = apply_temperature(query, config.temperature, last_of_rows(at), functional.wide_dtype(batch))
@@ -181,9 +181,9 @@ class GroupedQueryAttention(Layer):
         return x if clip is None else jnp.clip(x, -clip, clip)
 
     def _turned(
-        self, x: Float[Array, "b t d"], norm: str, tables: tuple[Array, Array] | None
+        self, x: Float[Array, "b t d"], norm: str, tables: tuple[Array, Array, str] | None
     ) -> Float[Array, "b t h c"]:
-        """Return queries or keys by head, normed by the norm of that name and turned by cosines and sines."""
+        """Return queries or keys by head, normed by the norm of that name and turned by cosines and sines, paired as named."""
         config = self.config
         scope, rotated = (None, False) if config.qk_norm is None else (config.qk_norm.scope, config.qk_norm.rotated)
         # Over all heads at once, so before they are cut apart (OLMo 3).
@@ -193,7 +193,7 @@ class GroupedQueryAttention(Layer):
         if scope == "head" and not rotated:
             x = getattr(self, norm)(x)
         if tables is not None:
-            x = apply_rotary(x, *tables, config.position.pairing)
+            x = apply_rotary(x, *tables)
         # After the rotation, which keeps lengths: only a scale per channel makes this differ from a norm in front of
         # it.
         return getattr(self, norm)(x) if rotated else x

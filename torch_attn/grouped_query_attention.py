@@ -169,7 +169,7 @@ class GroupedQueryAttention(Resettable):
         config, tables = self.config, None
         if isinstance(config.position, Rotary):
             width, wide = config.position.width(config.head_dim), functional.wide_dtype(batch)
-            tables = rotary_tables(config.position, at, width, wide)
+            tables = (*rotary_tables(config.position, at, width, wide), config.position.pairing)
         query = self._turned(self._clipped(self.W_query(batch)), "q_norm", tables)
         if config.temperature is not None:
             query = apply_temperature(query, config.temperature, last_of_rows(at), functional.wide_dtype(batch))
@@ -187,9 +187,9 @@ class GroupedQueryAttention(Resettable):
         return x if clip is None else torch.clamp(x, -clip, clip)
 
     def _turned(
-        self, x: Float[Tensor, "b t d"], norm: str, tables: tuple[Tensor, Tensor] | None
+        self, x: Float[Tensor, "b t d"], norm: str, tables: tuple[Tensor, Tensor, str] | None
     ) -> Float[Tensor, "b t h c"]:
-        """Return queries or keys by head, normed by the norm of that name and turned by cosines and sines."""
+        """Return queries or keys by head, normed by the norm of that name and turned by cosines and sines, paired as named."""
         config = self.config
         scope, rotated = (None, False) if config.qk_norm is None else (config.qk_norm.scope, config.qk_norm.rotated)
         # Over all heads at once, so before they are cut apart (OLMo 3).
@@ -199,7 +199,7 @@ class GroupedQueryAttention(Resettable):
         if scope == "head" and not rotated:
             x = getattr(self, norm)(x)
         if tables is not None:
-            x = apply_rotary(x, *tables, config.position.pairing)
+            x = apply_rotary(x, *tables)
         # After the rotation, which keeps lengths: only a scale per channel makes this differ from a norm in front of
         # it.
         return getattr(self, norm)(x) if rotated else x

@@ -79,7 +79,7 @@ def _turned(
     config: GroupedQueryAttentionConfig,
     parameters: Mapping[str, np.ndarray],
     heads: np.ndarray,
-    count: int | None,
+    count: int,
     name: Literal["q_norm", "k_norm"],
     positions: np.ndarray,
 ) -> np.ndarray:

@@ -24,9 +24,9 @@ def read(
     read_, written, mixed = zip(*(_token(config, parameters, token) for token in tokens), strict=True)
     batch = streams.shape[:-2]
     x = np.stack([share @ token for share, token in zip(read_, tokens, strict=True)])
-    parts = (np.stack(part) for part in (x, written, mixed))
-    first, second, third = (part.reshape(*batch, *part.shape[1:]) for part in parts)
-    return first, second, third
+    parts = (x, np.stack(written), np.stack(mixed))
+    x, shares, mixing = (part.reshape(*batch, *part.shape[1:]) for part in parts)
+    return x, shares, mixing
 
 
 def write(streams: np.ndarray, output: np.ndarray, shares: np.ndarray, mixing: np.ndarray) -> np.ndarray:

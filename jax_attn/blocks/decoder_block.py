@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias, get_args
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
