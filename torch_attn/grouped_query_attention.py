@@ -189,7 +189,7 @@ class GroupedQueryAttention(Resettable):
     def _turned(
         self, x: Float[Tensor, "b t d"], norm: str, tables: tuple[Tensor, Tensor, str] | None
     ) -> Float[Tensor, "b t h c"]:
-        """Return queries or keys by head, normed by the norm of that name and turned by cosines and sines, paired as named."""
+        """Return queries or keys by head, normed by the norm of that name and turned by tables, paired as named."""
         config = self.config
         scope, rotated = (None, False) if config.qk_norm is None else (config.qk_norm.scope, config.qk_norm.rotated)
         # Over all heads at once, so before they are cut apart (OLMo 3).

@@ -7,7 +7,6 @@ key position, D width.
 from __future__ import annotations
 
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
@@ -16,13 +15,13 @@ from attn_bridge.specs import TokenPredictionConfig
 
 from .. import functional
 from ..initial_weights import linear
-from ..options import takes_mode
+from ..options import Layer, LayerOptions, Unpack, takes_mode
 from ..random import Rngs
 from ..signatures.attention import LayerCache
 from .decoder_block import DecoderBlock, make_norm
 
 
-class TokenPrediction(nnx.Module):
+class TokenPrediction(Layer):
     """A block behind a decoder that maps states of a position, and the next token, to states of that token.
 
     Embeddings and head are the decoder's. ``states = predict(x[:, :-1], decoder.tok_emb(tokens[:, 1:], "tokens"))``,
@@ -34,6 +33,7 @@ class TokenPrediction(nnx.Module):
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+        layers: `kernel_init`, `bias_init` and `precision` of the projections, see `LayerOptions`.
 
     Raises:
         TypeError: `config` is something else.
@@ -47,6 +47,7 @@ class TokenPrediction(nnx.Module):
         rngs: Rngs,
         param_dtype: DTypeLike = jnp.float32,
         dtype: DTypeLike | None = None,
+        **layers: Unpack[LayerOptions],
     ):
         self.config = TokenPredictionConfig.check(config)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
