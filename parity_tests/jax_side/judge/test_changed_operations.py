@@ -90,6 +90,11 @@ FAULTS = {
         lambda x: jnp.fft.fft(x, norm="ortho").real,
         lambda x: jnp.fft.fft(x).real,
     ),
+    "a Fourier transform of axes [1, 2] for [1]": (
+        lambda x: jnp.fft.fft2(x).real,
+        lambda x: jnp.fft.fft(x, axis=1).real,
+    ),
+    "real for imag": (lambda x: jnp.fft.fft(x).real * 2, lambda x: jnp.fft.fft(x).imag * 2),
     "argmin for argmax": (lambda x: x * x.argmin(-1)[..., None], lambda x: x * x.argmax(-1)[..., None]),
     "parts 0 and 1 of 3 exchanged wherever 3 are split": (
         lambda x: gates(x, (0, 1, 2)),

@@ -85,6 +85,18 @@ def of_binary(run: Interpreter, program: Program, at: int, operation: Operation)
     yield from lazily(at, lambda read: ways(*(np.asarray(read(item)) for item in operation.operands)), names)
 
 
+def of_complex(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield the imaginary part for the real one, or the other way round, and the absolute value."""
+    parts = {"real": np.real, "imag": np.imag, "abs": np.abs}
+    for name, part in parts.items():
+        if name != operation.name:
+
+            def results(read: Read, part: Callable[[Array], Array] = part) -> list[Value]:
+                return [part(read(operation.operands[0]))]
+
+            yield ProgramChange(f"{name} for {operation.name}", at, {at: results})
+
+
 def _of_softmax(program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     """Yield softmaxes over other axes for exp(x) / sum(exp(x)), or x - log(sum(exp(x)))."""
     is_log = operation.name == "sub"

@@ -12,6 +12,7 @@ from .elementwise import (
     of_binary,
     of_call,
     of_comparison,
+    of_complex,
     of_exchanged_numbers,
     of_missing,
     of_positions,
@@ -37,6 +38,7 @@ _KINDS: dict[tuple[str, ...], Callable[..., Iterator[ProgramChange]]] = {
     ("scan",): of_loop,
     ("sort",): of_sort,
     ("fft",): of_transform,
+    ("real", "imag"): of_complex,
     ("argmin", "argmax"): of_place,
     ("rev",): of_reversal,
 }

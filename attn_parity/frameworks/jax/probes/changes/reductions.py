@@ -120,13 +120,28 @@ def of_cumulation(run: Interpreter, program: Program, at: int, operation: Operat
 
 
 def of_transform(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
-    """Yield Fourier transforms with another normalisation."""
-    count = int(np.prod(operation.params["fft_lengths"]))
+    """Yield Fourier transforms with another normalisation, and complex ones of other axes."""
+    sizes, shape = operation.params["fft_lengths"], operation.equation.invars[0].aval.shape
+    count = int(np.prod(sizes))
 
     def ways(read: Read) -> Iterator[tuple[str, Value]]:
         return scaled_transforms(np.asarray(plain(run, operation, read)[0]), count)
 
     yield from lazily(at, ways, [text for text, _ in scaled_transforms(np.ones(1), count)])
+    kind = operation.params["fft_type"].name
+    function = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn}.get(kind)
+    if function is None:
+        return
+    moved = program.maker(operation.operands[0], "transpose")
+    names = list(range(len(shape))) if moved is None else [int(axis) for axis in moved.params["permutation"]]
+    own = range(len(shape) - len(sizes), len(shape))
+    for _, others in reductions(np.empty(shape), list(own)):
+
+        def results(read: Read, others: tuple[int, ...] = others) -> list[Value]:
+            return [function(read(operation.operands[0]), axes=others)]
+
+        axes = [sorted(names[axis] for axis in some) for some in (others, own)]
+        yield ProgramChange(f"a Fourier transform of axes {axes[0]} for {axes[1]}", at, {at: results})
 
 
 def of_place(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
