@@ -111,8 +111,8 @@ def relation(
     return ""
 
 
-def _scale(evidence: Any, labels: tuple[str, str]) -> str:
-    """Recognise another scale of a loss, one number that says nothing alone: all gradients have its ratio."""
+def _scale(evidence: Evidence, labels: tuple[str, str]) -> str:
+    """Recognise another scale of a loss, a single number: all gradients have its ratio."""
     losses = [one for case in cases_of(evidence, labels) for one in (case.first, case.second) if not case.is_gradient]
     if len(losses) != 2 or losses[0].size != 1 or not losses[0].any():
         return ""

@@ -85,7 +85,7 @@ _AUTOMATIC = re.compile(r"[A-Z]\w*_")
 _CLASSES = "linear|dense|conv[123]d|embed(ding)?|(batch|group|instance|layer|rms)_norm(alization)?"
 
 _BY_CLASS = re.compile(rf"[A-Z]\w*_[0-9]+|({_CLASSES})(_[0-9]+)?")
-"""A layer's name that Linen, Keras or Haiku made of its class: it says nothing about the layer."""
+"""A layer's name that Linen, Keras or Haiku made of its class: two layers of one class may have either name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -392,12 +392,12 @@ def likeness(ours: Sequence[Name], theirs: Sequence[Name], *, numbers: bool = Tr
     Returns:
         (ours, theirs), float64.
     """
-    said = [[(name.words, name.literal) if numbers else name.chosen for name in side] for side in (ours, theirs)]
+    words_of = [[(name.words, name.literal) if numbers else name.chosen for name in side] for side in (ours, theirs)]
     rarity = collections.Counter(
-        word for side in said for words, literal in side for word in {*words, *(f"={word}" for word in literal)}
+        word for side in words_of for words, literal in side for word in {*words, *(f"={word}" for word in literal)}
     )
-    score = _overlap(*([_weigh(words, rarity) for words, _ in side] for side in said))
-    literals = [[[f"={word}" for word in literal if not word.isdigit()] for _, literal in side] for side in said]
+    score = _overlap(*([_weigh(words, rarity) for words, _ in side] for side in words_of))
+    literals = [[[f"={word}" for word in literal if not word.isdigit()] for _, literal in side] for side in words_of]
     score += 0.5 * _overlap(*([_weigh(words, rarity) for words in side] for side in literals))
     score += _table([name.role for name in ours], [name.role for name in theirs], _roles)
     if numbers:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .arrays import wide
-from .subject import Arguments, Array, Arrays, Call, DtypeCall, Run, SideWeight, Subject, Substitute
+from .subject import Arguments, Array, Arrays, Call, DtypeCall, GradientSample, Run, SideWeight, Subject, Substitute
 
 _BIAS = re.compile(r"(.*\.)?bias_ih(_l[0-9]+(_reverse)?)?")
 
@@ -145,10 +145,23 @@ class FoldedSubject:
         run, calls = self._subject.substituted(self._unfolded(weights), arguments, cotangents, substitutes)
         return self._folded(run), calls
 
-    def changes(self, weights: Mapping[str, Array], *samples: Any, **options: Any) -> list[tuple[str, str]]:
+    def changes(
+        self,
+        weights: Mapping[str, Array],
+        samples: Sequence[tuple[Arguments, Sequence[Array]]],
+        *,
+        path: str = "",
+    ) -> list[tuple[str, str]]:
         """Return the changes of one operation of a submodule that give other outputs."""
-        return self._subject.changes(self._unfolded(weights), *samples, **options)
+        return self._subject.changes(self._unfolded(weights), samples, path=path)
 
-    def gradient_changes(self, weights: Mapping[str, Array], *samples: Any, **options: Any) -> list[tuple[str, str]]:
+    def gradient_changes(
+        self,
+        weights: Mapping[str, Array],
+        samples: Sequence[GradientSample],
+        differing: Collection[str | int],
+        *,
+        path: str = "",
+    ) -> list[tuple[str, str]]:
         """Return the operands to stop the gradients of, or to let them pass to."""
-        return self._subject.gradient_changes(self._unfolded(weights), *samples, **options)
+        return self._subject.gradient_changes(self._unfolded(weights), samples, differing, path=path)

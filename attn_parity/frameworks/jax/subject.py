@@ -310,8 +310,8 @@ class JaxSubject(ProbedSide):
             try:
                 outputs = jax.eval_shape(_run, shapes, leaves)
             except UNTRACEABLE:  # it looks at values
-                given = {name: cast(array, dtype) for name, array in arrays.items()}
-                outputs = _run(*jax.tree.map(jnp.asarray, (given, leaves)))
+                converted = {name: cast(array, dtype) for name, array in arrays.items()}
+                outputs = _run(*jax.tree.map(jnp.asarray, (converted, leaves)))
         inputs, returned = (tuple(array.dtype.name for array in side) for side in (leaves, outputs))
         return [DtypeCall("", -1, len(tape.entries), inputs, returned), *tape.dtypes()]
 

@@ -272,7 +272,7 @@ def kept_wide(weights: Mapping[str, object], leaves: Sequence[object]) -> contex
     return wide if is_double((weights, leaves)) else contextlib.nullcontext()
 
 
-def weight_in(array: np.ndarray, dtype: str | None) -> Any:
+def weight_in(array: np.ndarray, dtype: str | None) -> np.ndarray | LargeWeight:
     """Return a weight in a precision; a large one is promoted where it is read."""
     return LargeWeight(array) if lends(array, dtype) else cast(array, dtype)
 

@@ -85,7 +85,7 @@ def found(run: Callable[[int, StoppedCalls], Run], samples: Sequence[GradientSam
         sites.setdefault((stop.site, stop.text, stop.index), []).append(stop)
     together = [dataclasses.replace(some[0], at=tuple(one.at[0] for one in some)) for some in sites.values()]
     together = [change for change in together if len(change.at) > 1]  # a line that runs several times
-    for change in sorted([*together, *record.stops], key=lambda one: one.index is not None):
+    for change in sorted([*together, *record.stops], key=lambda change: change.index is not None):
         if change.where in hits or not budget.spend(cost):
             continue
         with contextlib.suppress(Exception):  # a change may make any call fail

@@ -253,8 +253,8 @@ def ways_of(call: TorchCall) -> Ways:
     elif name == "logsumexp" and plain.ndim < operand.ndim:
         yield from logsumexps(operand, _axes(call, operand))
     elif name == "roll":
-        given = {**dict(zip(("input", "shifts", "dims"), call.args, strict=False)), **call.kwargs}
-        moved, axes = given.get("shifts"), given.get("dims")
+        arguments = {**dict(zip(("input", "shifts", "dims"), call.args, strict=False)), **call.kwargs}
+        moved, axes = arguments.get("shifts"), arguments.get("dims")
         if isinstance(moved, int) and isinstance(axes, int):
             yield from shifts(operand, axes, moved)
         elif isinstance(moved, (tuple, list)) and isinstance(axes, (tuple, list)):

@@ -87,7 +87,7 @@ def of_binary(run: Interpreter, program: Program, at: int, operation: Operation)
 
 def of_complex(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
     """Yield the imaginary part for the real one, or the other way round, and the absolute value."""
-    parts = {"real": np.real, "imag": np.imag, "abs": np.abs}
+    parts: dict[str, Callable[[Array], Array]] = {"real": np.real, "imag": np.imag, "abs": np.abs}
     for name, part in parts.items():
         if name != operation.name:
 

@@ -46,7 +46,7 @@ def _together(sites: Iterable[Sequence[Item]]) -> Iterator[Sequence[Item]]:
 
 
 class StoppedPrograms:
-    """Runs a float64 program forward and backward, with changes of what the gradients pass.
+    """Runs a float64 program forward and backward, with changes of the operands that gradients pass.
 
     Args:
         closed: the forward program.
@@ -91,8 +91,9 @@ class StoppedPrograms:
         edges = []
         passes = dict[tuple[object, ...], list[tuple[int, frozenset[Leaf]]]]()
         for at, operation in enumerate(self._program.operations):
-            given = [sources.get(item, frozenset[Leaf]()) for item in operation.operands if isinstance(item, int)]
-            reached = frozenset[Leaf]().union(*given)
+            reached = frozenset[Leaf]().union(
+                *(sources.get(item, frozenset()) for item in operation.operands if isinstance(item, int))
+            )
             if operation.name == "stop_gradient":
                 passes.setdefault(operation.site, []).append((at, reached))
                 continue
@@ -139,10 +140,10 @@ class StoppedPrograms:
             floats: list[int] = []
 
             def forward(chosen: Sequence[ArrayLike]) -> tuple[list[ArrayLike], list[ArrayLike]]:
-                given = list(args)
+                operands = list(args)
                 for position, value in zip(self._trained, chosen, strict=True):
-                    given[position] = value
-                outputs = self._forward(change, given)
+                    operands[position] = value
+                outputs = self._forward(change, operands)
                 floats[:] = [at for at, one in enumerate(outputs) if jnp.issubdtype(jnp.result_type(one), jnp.inexact)]
                 return [outputs[at] for at in floats], outputs
 
