@@ -89,9 +89,18 @@ def _step(data: Data, name: str) -> str:
         return "done; call compare with other dtypes or shapes for more evidence"
     if data["verdict"] == "inconclusive":
         return "change the inputs or the sides as the summary asks, and call compare again"
+    if isinstance(first, Mapping) and first.get("between") is not None:  # no submodule or tensor says more of it
+        place = _place(data)
+        return f"compare the code of both sides {place}, mend the second side, and call compare again"
     path = first.get("path") if isinstance(first, Mapping) else None
     wrong = next((tensor["name"] for tensor in data["tensors"] if tensor["verdict"] != "equal"), "output")
     return f"call explain with report={name!r} and path={path or wrong!r}, mend the second side, and compare again"
+
+
+def _place(data: Data) -> str:
+    """Return where the first divergence of a report is, in words."""
+    first = report_of(data).first_divergence
+    return "" if first is None else first.place
 
 
 # ---- one tensor, one submodule

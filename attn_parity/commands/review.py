@@ -34,6 +34,7 @@ def review(
         typer.Option(metavar="FOLDER", help="Compare verdicts with this earlier review; default: the one in --out."),
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest that a pair may take.")] = 600.0,
+    memory: Annotated[float, typer.Option(metavar="GIB", min=0.1, help="Memory that a pair may take.")] = 16.0,
 ) -> int:
     """Judge the pairs of parity.toml at a commit, and write a report folder.
 
@@ -54,7 +55,7 @@ def review(
         earlier = report.read(against)
     own = [path.resolve() for path in (out, Path(OUT), against) if path is not None]
     with progress() as advance:
-        result = run(Path.cwd(), ref, seconds=timeout, progress=advance, own=own)
+        result = run(Path.cwd(), ref, seconds=timeout, memory=int(memory * (1 << 30)), progress=advance, own=own)
     lines = [] if earlier is None else report.comparison(earlier, result.to_json())
     report.write(result, out, lines)
     _show(result, lines, out)

@@ -21,6 +21,9 @@ from .report import Review
 SECONDS = 600.0
 """Limit of a pair, unless the user gives another."""
 
+MEMORY = 16 << 30
+"""Limit of a pair in bytes, likewise."""
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -29,6 +32,7 @@ def review(
     ref: str | None = None,
     *,
     seconds: float = SECONDS,
+    memory: int = MEMORY,
     progress: Progress | None = None,
     own: Sequence[Path] = (),
 ) -> Review:
@@ -38,6 +42,7 @@ def review(
         folder: a folder in the repository.
         ref: name of the commit; None for HEAD.
         seconds: limit of each pair.
+        memory: limit of each pair, in bytes.
         progress: called with a text, the number of pairs that are judged, and the number of all.
         own: folders of reports, which are not uncommitted changes.
 
@@ -59,7 +64,7 @@ def review(
         for number, pair in enumerate(pairs):
             if progress is not None:
                 progress(pair.name, number, len(pairs))
-            results.append(_judge(pair, tree, work / f"pair-{number}", seconds))
+            results.append(_judge(pair, tree, work / f"pair-{number}", seconds, memory))
         return Review.of(commit, subjects.of_file(path), tuple(results), tree.export.notes)
     finally:
         shutil.rmtree(work, onerror=_make_removable)
@@ -83,12 +88,12 @@ class _Tree:
         return [path for path in paths if path in before]
 
 
-def _judge(pair: ManifestPair, tree: _Tree, scratch: Path, seconds: float) -> Judgement:
+def _judge(pair: ManifestPair, tree: _Tree, scratch: Path, seconds: float, memory: int) -> Judgement:
     """Judge one pair; one that changes the repository, or files of the commit, is refused."""
     root = tree.commit.root
     scratch.mkdir()
     before = snapshot.take(root)
-    result = judging.judge(pair, tree.folder, scratch, seconds=seconds, avoid=root, is_open=True)
+    result = judging.judge(pair, tree.folder, scratch, seconds=seconds, memory=memory, avoid=root, is_open=True)
     # With Landlock the kernel refuses writes there: a file that changed was changed by its user, who goes on working.
     outside = snapshot.changed(before, snapshot.take(root), modes_only=landlock.version() > 0)
     digests, inside = tree.export.digests, tree.restore()

@@ -71,7 +71,14 @@ class Judgement:
 
 
 def judge(
-    pair: ManifestPair, folder: Path, scratch: Path, *, seconds: float, avoid: Path | None = None, is_open: bool = False
+    pair: ManifestPair,
+    folder: Path,
+    scratch: Path,
+    *,
+    seconds: float,
+    memory: int | None = None,
+    avoid: Path | None = None,
+    is_open: bool = False,
 ) -> Judgement:
     """Judge a pair in a separate, confined process.
 
@@ -80,6 +87,7 @@ def judge(
         folder: the folder of the manifest.
         scratch: an existing, empty folder outside of it; the pair writes there.
         seconds: limit of time.
+        memory: limit of resident memory, in bytes; None for none.
         avoid: a folder whose code must not be imported; None for none.
         is_open: whether the pair may write to `folder`.
     """
@@ -90,14 +98,14 @@ def judge(
     out.mkdir()
     words = [*pair.words, f"--json={out / REPORT}", f"--html={out / PAGE}"]
     writable = (folder,) if is_open else ()
-    ending = process.run(words, folder, scratch, writable=writable, avoid=avoid, seconds=seconds)
+    ending = process.run(words, folder, scratch, writable=writable, avoid=avoid, seconds=seconds, memory=memory)
     text = process.content(out / REPORT) if ending.end == "exit" and ending.status in (0, 1, 2) else ""
     try:
         data = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         data = None
     if not changes.is_report(data) or not _is_whole(data):
-        return Judgement(pair, "inconclusive", process.error_line(ending, seconds))
+        return Judgement(pair, "inconclusive", process.error_line(ending, seconds, memory))
     expected = {"equal": 0, "inconclusive": 2}.get(data["verdict"], 1)
     if ending.status != expected:
         reason = f"its report is {data['verdict']}, and its process ended with status {ending.status}"

@@ -100,6 +100,14 @@ def test_answers_fit_and_end_with_the_next_step():
     )
 
 
+def test_code_between_two_submodules_is_the_next_step_itself():
+    data = different_report().to_json()
+    first = {**data["first_divergence"], "path": "", "between": ["norm", "out"], "candidates": []}
+    last = answers.on_comparison({**data, "first_divergence": first}, "r1").splitlines()[-1]
+    assert last.startswith("next: compare the code of both sides between norm and out")
+    assert last.endswith(", mend the second side, and call compare again")
+
+
 def test_a_submodule_is_explained_down_to_its_parts():
     child = {"path": "a.b", "second_path": "a.b", "verdict": "different", "children": []}
     tree = {"path": "a", "second_path": "A", "verdict": "different", "message": "far off", "children": [child],

@@ -14,7 +14,7 @@ from attn_bridge.cli.app import run
 from attn_parity.confinement import process
 from attn_parity.confinement.keeper import Ending
 from attn_parity.plugin import manifest as plugin
-from attn_parity.review import judging, manifest, report
+from attn_parity.review import driver, judging, manifest, report
 from attn_parity.review.commit import Commit, Export
 
 from ...support.judging.reports import different_report
@@ -211,6 +211,24 @@ def test_missing_files_are_counted_and_three_are_named():
         "4 submodules are not reviewed: a, b, c, ...",
         "3 links lead out of the repository and were left out: x, y, z",
     ]
+
+
+def test_a_pair_beyond_the_limit_of_memory_of_a_review_is_one_line(repository, monkeypatch):
+    (repository / "net.py").write_text("A = B = None")
+    (repository / manifest.NAME).write_text(PAIR)
+    commit_of(repository)
+    limits = []
+
+    def run(words, folder, scratch, **options):
+        limits.append((options["seconds"], options["memory"]))
+        return Ending("memory", -9, "")
+
+    monkeypatch.setattr(process, "run", run)
+    result = driver.review(repository, seconds=5.0, memory=1 << 28)
+    assert [one.message for one in result.results] == ["needed more than 0.25 GiB of memory"]
+    assert limits == [(5.0, 1 << 28)]
+    driver.review(repository)
+    assert limits[1] == (600.0, 16 << 30)
 
 
 # ---- reports that judged code may have written
