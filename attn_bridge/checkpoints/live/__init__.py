@@ -154,8 +154,7 @@ def _places(
     sets: dict[tuple[int, ...], int] = {}
     set_indices = []
     # If a tensor's tiles can't be separated, each may be on all ranks that hold any of it.
-    for region in tiles.regions(target.info.shape):
-        part = planning.part_of(target, region)
+    for part in planning.parts_of(target, tiles.regions(target.info.shape)):
         places: set[int] = set()
         for move in (target if part is None else part).moves:
             if move.source not in shards:

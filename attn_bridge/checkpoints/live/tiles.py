@@ -110,9 +110,11 @@ def bytes_of(array: Array) -> memoryview:
 
 def source_region(move: Move, shape: Sequence[int]) -> Region:
     """Return a box of a source tensor that contains all elements that a move reads from it."""
-    last = move.source_offset + sum((size - 1) * step for size, step, _ in move.axes)
-    ends = [np.unravel_index(one, tuple(shape)) for one in (move.source_offset, last)]
-    region = [(int(one), int(two) + 1) for one, two in zip(*ends, strict=True)]
+    begin, end = move.source_offset, move.source_offset + sum((size - 1) * step for size, step, _ in move.axes)
+    region: list[tuple[int, int]] = []
+    for size in reversed(shape):
+        (begin, first), (end, last) = divmod(begin, size), divmod(end, size)
+        region.insert(0, (first, last + 1))
     # Behind the first axis along which it ends after it begins, a move that runs on over whole rows takes all.
     if any(start >= stop for start, stop in region):
         at = next(axis for axis, (start, stop) in enumerate(region) if stop > start + 1)

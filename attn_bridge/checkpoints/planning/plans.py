@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -348,26 +349,37 @@ def part_of(target: TargetTensor, region: Region) -> TargetTensor | None:
 
     Moves are boxes, and so is the intersection of a region with one, also where tensors are split, fused or transposed.
     """
+    return next(parts_of(target, [region]))
+
+
+def parts_of(target: TargetTensor, regions: Iterable[Region]) -> Iterator[TargetTensor | None]:
+    """Yield `part_of` for each region; what lies between the same bounds of an axis is cut once for all regions."""
     shape = target.info.shape
-    sizes = tuple(stop - start for start, stop in region)
-    info = dataclasses.replace(target.info, shape=sizes)
-    if not math.prod(sizes):
-        return dataclasses.replace(target, info=info, moves=())
-    strides, part_strides = _strides(shape), _strides(sizes)
-    moves: list[Move] = []
-    for move in target.moves:
-        if move.original is not None:  # numbers kept aside lie as the whole does
-            return None
-        axes = _by_axis(move, shape, strides)
-        if axes is None:
-            return None
-        for source, starts, boxes in _inside(move, axes, region, shape, strides):
-            offset = sum((at - first) * step for at, (first, _), step in zip(starts, region, part_strides, strict=True))
-            own = [
-                (size, one, two * step) for box, step in zip(boxes, part_strides, strict=True) for size, one, two in box
-            ]
-            moves.append(dataclasses.replace(move_of(move.source, source, offset, own), steps=move.steps))
-    return dataclasses.replace(target, info=info, moves=tuple(moves))
+    strides = _strides(shape)
+    axes = [
+        # Numbers kept aside lie as the whole does.
+        None if move.original is not None or not math.prod(shape) else _by_axis(move, shape, strides)
+        for move in target.moves
+    ]
+    cuts: dict[tuple[int, int, tuple[int, int]], list[Move]] = {}
+    for region in regions:
+        sizes = tuple(stop - start for start, stop in region)
+        info = dataclasses.replace(target.info, shape=sizes)
+        if not math.prod(sizes):
+            yield dataclasses.replace(target, info=info, moves=())
+            continue
+        moves: list[Move] = []
+        for number, (move, by_axis) in enumerate(zip(target.moves, axes, strict=True)):
+            if by_axis is None:
+                yield None
+                break
+            for axis, bounds in enumerate(region):
+                if (number, axis, bounds) not in cuts:
+                    cuts[number, axis, bounds] = _cut(move, by_axis[axis], bounds, shape[axis], strides[axis])
+            along = [cuts[number, axis, bounds] for axis, bounds in enumerate(region)]
+            moves += [_joined(move, some, region, sizes) for some in itertools.product(*along)]
+        else:
+            yield dataclasses.replace(target, info=info, moves=tuple(moves))
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
@@ -396,18 +408,26 @@ def _by_axis(move: Move, shape: Sequence[int], strides: Sequence[int]) -> list[l
     return axes
 
 
-def _inside(
-    move: Move, axes: Sequence[list[Axis]], region: Region, shape: Sequence[int], strides: Sequence[int]
-) -> Iterator[tuple[int, list[int], list[tuple[Axis, ...]]]]:
-    """Yield the boxes of a move inside a region: source offset, first element and axes along each target axis."""
-    partial_boxes: list[tuple[int, list[int], list[tuple[Axis, ...]]]] = [(move.source_offset, [], [])]
-    for axis, (start, stop) in enumerate(region):
-        first = move.target_offset // strides[axis] % shape[axis]
-        box = tuple(sorted(axes[axis], key=lambda box_axis: -box_axis[2]))
-        along = list(pieces(Move(move.source, 0, first, box), start, stop))
-        partial_boxes = [
-            (source + one.source_offset, [*starts, one.target_offset], [*boxes, one.axes])
-            for source, starts, boxes in partial_boxes
-            for one in along
-        ]
-    yield from partial_boxes
+def _cut(move: Move, box: Sequence[Axis], bounds: tuple[int, int], size: int, stride: int) -> list[Move]:
+    """Return the pieces of a move between two bounds of one of the target's axes; offsets are those along it alone.
+
+    Args:
+        move: the whole of it.
+        box: the axes that run along the target's axis, with strides in that.
+        bounds: where the pieces begin and end.
+        size: of the target's axis.
+        stride: of the target's axis.
+    """
+    ordered = tuple(sorted(box, key=lambda axis: -axis[2]))
+    return list(pieces(Move(move.source, 0, move.target_offset // stride % size, ordered), *bounds))
+
+
+def _joined(move: Move, along: Sequence[Move], region: Region, sizes: Sequence[int]) -> Move:
+    """Return the part of a move that is a piece of it along each axis of a region."""
+    source, target, axes = move.source_offset, 0, []
+    for piece, (start, _), stride in zip(along, region, _strides(sizes), strict=True):
+        source += piece.source_offset
+        target += (piece.target_offset - start) * stride
+        axes += [(size, source_stride, step * stride) for size, source_stride, step in piece.axes]
+    joined = move_of(move.source, source, target, axes)
+    return dataclasses.replace(joined, steps=move.steps) if move.steps else joined

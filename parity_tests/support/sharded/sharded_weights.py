@@ -273,10 +273,16 @@ def transfers_are_exact_both_ways(side: Any, folder: Path) -> None:
     assert other is not None
     for name, dtype in MODELS[1:]:
         config, arrays = numbers(name, dtype, seed=1)
+        blank = numbers(name)[1]
+        sources, targets = (
+            {(one.side, shared): build(one, name, config, weights, shared=shared)
+             for one in (side, other) for shared in (False, True)}
+            for weights in (arrays, blank)
+        )  # fmt: skip
         for source_side, target_side in ((side, other), (other, side)):
             for ways in ((False, True), (True, False), (True, True)):
-                source = build(source_side, name, config, arrays, shared=ways[0])
-                target = build(target_side, name, config, numbers(name)[1], shared=ways[1])
+                source, target = sources[source_side.side, ways[0]], targets[target_side.side, ways[1]]
+                target_side.backend.set_weights(target, target_side.names(blank, config))
                 parts = target_side.parts(target) if ways[1] else {}
                 report = transfer(source, target)
                 assert same(target_side.backend.get_weights(target), target_side.names(arrays, config))
