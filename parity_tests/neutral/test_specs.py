@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import Rule, Rules, specs
+from attn_bridge.specs.encoder_decoder_model import check_batch
 from attn_parity.check.cases import cases_of
 
 from ..support.calls.bad_calls import BAD_CALLS, MODULES
@@ -218,6 +219,18 @@ def test_every_config_and_field_has_a_refusal():
 
 
 # ---- defaults and positions by hand
+
+
+def test_sines_grow_from_a_wave_of_one_radian_to_a_ten_thousandth():
+    table = specs.StackConfig(8, ENCODER.blocks, 4, position_offset=1, learned_positions=False).sines()
+    rates, positions = 10000.0 ** (-np.arange(4) / 3), np.arange(-1, 4)[:, None]
+    np.testing.assert_allclose(table, np.hstack([np.sin(positions * rates), np.cos(positions * rates)]), rtol=1e-12)
+
+
+def test_each_sequence_of_tokens_has_a_source():
+    check_batch((3, 5), (3, 7))
+    with pytest.raises(ValueError, match=r"^batch of source \(3\) must be the batch of tokens \(2\)$"):
+        check_batch((3, 5), (2, 5))
 
 
 DEFAULTS = {

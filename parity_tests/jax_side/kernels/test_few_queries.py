@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -68,6 +70,16 @@ def test_a_gpu_computes_few_queries_at_once(queries, keys, heads, picked, monkey
     jax.eval_shape(ask, *shapes)
     del found["cpu_flash"]  # it has asked before where it runs
     assert next(name for name, reason in found.items() if reason is None) == picked
+
+
+@pytest.mark.parametrize("open_one", [None, "query", "key", "value"])
+def test_a_call_is_open_if_any_size_is(open_one):
+    size = jax.export.symbolic_shape("n")[0]
+    shapes = {
+        name: jax.ShapeDtypeStruct((1, size if name == open_one else 5, 2, 8), jnp.float32)
+        for name in ("query", "key", "value")
+    }
+    assert few_queries.is_open(types.SimpleNamespace(**shapes)) == (open_one is not None)
 
 
 def test_symbolic_heads_may_have_one_mask_each():

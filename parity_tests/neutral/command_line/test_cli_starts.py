@@ -9,7 +9,21 @@ import sys
 import numpy as np
 import pytest
 
+from attn_bridge import cli
+from attn_bridge.cli import app
+from attn_parity.commands.isolation import supervision
+
 RUN = "from attn_bridge.cli.app import run; assert 0 == run"
+
+
+@pytest.mark.parametrize(("arguments", "begun"), [(None, [["doctor"]]), (["doctor"], [])])
+def test_only_the_process_of_the_command_is_supervised(arguments, begun, monkeypatch):
+    calls, ran = [], []
+    monkeypatch.setattr(sys, "argv", ["attn-bridge", "doctor"])
+    monkeypatch.setattr(supervision, "begin", calls.append)
+    monkeypatch.setattr(app, "main", ran.append)
+    cli.main(arguments)
+    assert (calls, ran) == (begun, [arguments])
 
 
 def test_console_module_runs_as_a_program_without_a_framework():

@@ -6,12 +6,14 @@ import hashlib
 import json
 import os
 import shutil
+import types
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
 from attn_bridge.cli.app import run
+from attn_parity import factories
 from attn_parity.commands.isolation import separate
 from attn_parity.dumps import format as dumps
 from attn_parity.dumps import recording, replay
@@ -34,6 +36,21 @@ def pair(tmp_path_factory):
 
 def verdicts(report):
     return {one.name: one.verdict for one in report.tensors}
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"), [(["--output", "logits", "--seeds", "2"], ("logits", 2)), ([], (None, 4))]
+)
+def test_command_dumps_what_it_is_asked_for(words, wanted, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(recording, "dump", lambda *arguments, **options: calls.append((arguments, options)))
+    side, target = Net("torch"), tmp_path / "dump"
+    monkeypatch.setattr(factories, "load", lambda *_: types.SimpleNamespace(module=None, build=lambda seed: side))
+    assert run(["dump", "side.py:make", str(target), "--shape", "2,3", *words]) == 0
+    (((module, _, folder), options),) = calls
+    assert (module, folder) == (side, target)
+    assert (options.get("output"), options["seeds"]) == wanted
+    assert (options["like"], options["transfer"], options["device"]) == (None, True, None)
 
 
 # ---- verdicts

@@ -1,4 +1,4 @@
-"""The law of padding without a framework: which calls it is tried on."""
+"""Laws without a framework: which calls padding is tried on, and what a report counts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from attn_parity.laws import padding
 from attn_parity.laws.layout import Axes
+from attn_parity.laws.report import LawsReport, LawVerdict
 from attn_parity.laws.side import NotTriedError
 
 
@@ -21,3 +22,12 @@ def test_padding_is_tried_with_at_most_four_inputs(monkeypatch, inputs, reason):
     side = types.SimpleNamespace(arguments=["attention_mask"], given={}, call=call)
     with pytest.raises(NotTriedError, match=reason):
         padding.padding_invariance(side, Axes(0, 0, 1, True))
+
+
+def test_summary_counts_the_statuses_that_there_are():
+    laws = [LawVerdict(str(number), status, "") for number, status in enumerate(["holds", "not tried", "holds"])]
+    report = LawsReport(laws, "Net", "torch module", seconds=2.0)
+    assert report.summary() == "Net (torch module): 2 holds, 1 not tried, in float64, 2.0 s"
+    assert report.passed
+    assert not LawsReport(laws[1:2]).passed
+    assert not LawsReport([*laws, LawVerdict("a", "broken", "")]).passed

@@ -201,6 +201,23 @@ def test_module_that_computes_something_else_is_named():
         derive("llama4_text", flax=False)
 
 
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (4, r"^model.layers.0.mlp \(ArceeMLP\) computes something else; the nearest is FeedForward$"),
+        (5, r"^model.layers.1.input_layernorm \(ArceeRMSNorm\) computes something else; the nearest is RMSNorm$"),
+        (None, r"^ArceeForCausalLM: what is around the blocks differs \(embeddings, head or last norm\); the "),
+    ],
+)
+def test_first_submodule_in_order_of_calls_is_named(number, message, monkeypatch):
+    calls = itertools.count(1)
+    monkeypatch.setattr(search, "_is_equal", lambda *_: False)
+    monkeypatch.setattr(proof, "error_of", lambda ours, theirs: 2.0 if next(calls) == number else 1.0)
+    model = subject.find("arcee")
+    with pytest.raises(DerivationError, match=message):
+        search.propose(model, structure.read(model))
+
+
 def test_command_refuses_in_one_line(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bitnet"}')
     assert run(["derive", str(tmp_path), "--no-flax"]) == 1

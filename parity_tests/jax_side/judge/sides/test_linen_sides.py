@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
+from attn_parity.frameworks.jax.sides import adapter
 from attn_parity.frameworks.jax.subject import subject_of
 from attn_parity.sides.subject import Arguments, ModuleFailedError
 
@@ -309,3 +311,10 @@ def test_a_weight_of_another_shape_is_refused_by_every_call():
     for _ in range(2):
         with pytest.raises(ModuleFailedError, match="kernel"):
             subject.run(subject.weights(), Arguments((X,)))
+
+
+@pytest.mark.parametrize(
+    ("value", "is_rate"), [(0.0, False), (1e-3, True), (1.0, True), (1.5, False), (True, False), (None, False)]
+)
+def test_rates_are_above_0_and_at_most_1(value, is_rate):
+    assert adapter._is_rate(types.SimpleNamespace(rate=value), "rate") == is_rate

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 
 import pytest
 
-from attn_bridge.checkpoints.containers import open_reader
+from attn_bridge.checkpoints.containers import files, open_reader
 from attn_bridge.checkpoints.containers.msgpack import values as msgpack_values
 
 from ..refusals import assert_says, refusal
@@ -29,6 +30,24 @@ def test_a_right_file_of_msgpack_made_by_hand_is_read(tmp_path):
     (tmp_path / "x.msgpack").write_bytes(at(b"\xa1a", array()))
     with open_reader(tmp_path / "x.msgpack") as reader:
         assert reader.read("a").tobytes() == b"ab"
+
+
+@pytest.mark.parametrize("value", ["", "x" * 31, "x" * 32, 0, 127, 128, -1, -32, -33, None, True, 0.5], ids=repr)
+def test_a_plain_value_is_read_as_it_was_packed(tmp_path, value):
+    (tmp_path / "x.msgpack").write_bytes(msgpack_values.pack(value))
+    with contextlib.closing(files.File(tmp_path / "x.msgpack")) as file:
+        found = msgpack_values.Scanner(file).next()
+    assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize("size", [0, 15, 16])
+@pytest.mark.parametrize("kind", [list, dict])
+def test_a_collection_has_as_many_entries_as_were_packed(tmp_path, kind, size):
+    value = dict.fromkeys(range(size)) if kind is dict else [0] * size
+    (tmp_path / "x.msgpack").write_bytes(msgpack_values.pack(value))
+    with contextlib.closing(files.File(tmp_path / "x.msgpack")) as file:
+        head = msgpack_values.Scanner(file).next()
+    assert (head.kind, head.size) == ("map" if kind is dict else "list", size)
 
 
 @pytest.mark.parametrize(

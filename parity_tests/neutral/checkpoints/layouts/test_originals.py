@@ -202,6 +202,11 @@ def test_what_is_no_original_is_left_alone(config):
     assert to_transformers(config) is None
 
 
+def test_the_largest_factor_of_the_width_is_read():
+    config = to_transformers({**PARAMS["Llama-3-8B"], "dim": 64, "multiple_of": 8, "ffn_dim_multiplier": 1024})
+    assert config["intermediate_size"] == 1024 * 170
+
+
 def without(config, *keys):
     return {key: value for key, value in config.items() if key not in keys}
 

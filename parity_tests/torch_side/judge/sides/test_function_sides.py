@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from attn_parity.frameworks.torch.subject import subject_of
+from attn_parity.frameworks.torch.weights import dotted
 from attn_parity.sides.function import function
 from attn_parity.sides.subject import Arguments
 
@@ -18,6 +20,14 @@ from .modules import X, dense, run
 def tree():
     torch.manual_seed(0)
     return {"layers": [{"kernel": torch.randn(6, 4), "bias": torch.randn(4)}], "ids": torch.arange(3)}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("['layers'][0].kernel", "layers.0.kernel"), (".outer.inner[1]", "outer.inner.1"), ("", "weights")],
+)
+def test_paths_of_weights_are_written_with_dots(path, name):
+    assert dotted(path) == name
 
 
 def test_a_function_is_a_side_with_dotted_names():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from attn_parity.frameworks.torch import subject as subjects
 from attn_parity.frameworks.torch.drawing import drawing
 from attn_parity.frameworks.torch.subject import subject_of
 from attn_parity.sides.subject import Arguments
@@ -210,3 +213,10 @@ def test_parametrised_tied_and_hooked_modules_use_the_given_weights():
             wanted = module(torch.from_numpy(X))
         wanted = (wanted[0] if isinstance(wanted, tuple) else wanted).numpy()
         np.testing.assert_allclose(found.outputs[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("value", "is_rate"), [(0.0, False), (1e-3, True), (1.0, True), (1.5, False), (True, False), (None, False)]
+)
+def test_rates_are_above_0_and_at_most_1(value, is_rate):
+    assert subjects._is_rate(types.SimpleNamespace(rate=value), "rate") == is_rate
