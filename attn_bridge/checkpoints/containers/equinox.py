@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from .base import MAX_HEADER, MAX_TENSORS, Array, Reader, TensorInfo, numpy_dtype
+from .base import MAX_HEADER, MAX_TENSORS, Array, TensorInfo, numpy_dtype
 from .files import bad, check_range, parse_json
 from .npz import MAGIC, name_of, read_header
-from .sources import open_file
+from .sources import FileReader
 
 LINE = 1 << 20
 """Bytes of the line of hyperparameters, at most."""
 
 
-class EquinoxReader(Reader):
-    """One file; its leaves have no names, and are numbered from 0. `metadata` is the JSON in front of them.
-
-    Args:
-        path: the file.
-        folder: the folder that no link may lead out of; None where the user names the file.
-    """
+class EquinoxReader(FileReader):
+    """One file; its leaves have no names, and are numbered from 0. `metadata` is the JSON in front of them."""
 
     format: ClassVar[str] = "equinox"
 
-    def __init__(self, path: Path, folder: Path | None = None):
-        self.path = path
-        self._file = open_file(path, folder)
-        try:
-            self.tensors = {}
-            self._starts: dict[str, int] = {}
-            self._turned: dict[str, tuple[bool, bool]] = {}
-            self._held: tuple[str, Array] | None = None
-            self.metadata, start = self._read_line()
-            while start < self._file.size:
-                start = self._place(str(len(self.tensors)), start)
-        except BaseException:
-            self._file.close()
-            raise
+    def _read_headers(self) -> None:
+        self._turned: dict[str, tuple[bool, bool]] = {}
+        self._held: tuple[str, Array] | None = None
+        self.metadata, start = self._read_line()
+        while start < self._file.size:
+            start = self._place(str(len(self.tensors)), start)
 
     def _read_line(self) -> tuple[dict[str, object], int]:
         """Return the metadata from the line of JSON in front of the arrays, and the offset of the first array."""
@@ -78,10 +63,10 @@ class EquinoxReader(Reader):
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a leaf."""
+        if not any(self._turned[name]):
+            return super().read_range(name, start, stop)
         info = self.tensors[name]
         check_range(self.path, info, start, stop)
-        if not any(self._turned[name]):
-            return self._file.read(self._starts[name] + start, stop - start)
         if self._held is None or self._held[0] != name:
             self._held = name, self._whole(info)
         return self._held[1].reshape(-1).view(np.uint8).data[start:stop]
@@ -93,11 +78,3 @@ class EquinoxReader(Reader):
         array = array.reshape(info.shape[::-1]).T if fortran else array.reshape(info.shape)
         whole = np.ascontiguousarray(array)
         return whole.view(numpy_dtype(info.dtype)).byteswap() if swapped else whole
-
-    def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
-        """Begin to read bytes of leaves that will be needed soon."""
-        self._file.read_ahead((self._starts[name] + start, stop - start) for name, start, stop in ranges)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()

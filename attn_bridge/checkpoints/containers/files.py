@@ -9,6 +9,7 @@ import math
 import os
 import re
 import stat
+import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -168,8 +169,10 @@ def parse_json(data: bytes | memoryview, path: object, what: str) -> Any:
         raise
     except RecursionError:
         raise bad(path, f"the {what} is nested too deeply") from None
-    except ValueError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise bad(path, f"the {what} is no JSON: {printable(error)}") from None
+    except ValueError:  # Python's advice is to raise a limit of its own
+        raise bad(path, f"the {what} has a number of more than {sys.get_int_max_str_digits()} digits") from None
 
 
 # ---- reading

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...printable import printable
-from .base import MAX_HEADER, Reader, TensorInfo, Writer, numpy_dtype
+from .base import MAX_HEADER, TensorInfo, Writer, numpy_dtype
 from .files import (
     DTYPES,
     bad,
@@ -30,7 +30,7 @@ from .files import (
     leads_out,
     parse_json,
 )
-from .sources import open_file
+from .sources import FileReader
 from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, members
 
@@ -117,19 +117,13 @@ OBJECTS = "objects, which only unpickling reads; save the arrays in it by np.sav
 """Kind of an array of objects, and a remedy."""
 
 
-class NpzReader(Reader):
-    """One file; arrays in Fortran's order or big-endian come out in C's order and little-endian.
-
-    Args:
-        path: the file.
-        folder: the folder that no link may lead out of; None where the user names the file.
-    """
+class NpzReader(FileReader):
+    """One file; arrays in Fortran's order or big-endian come out in C's order and little-endian."""
 
     format: ClassVar[str] = "npz"
 
-    def __init__(self, path: Path, folder: Path | None = None):
-        self.path = path
-        self._file = open_file(path, folder)
+    def _read_headers(self) -> None:
+        path = self.path
         entries = members(self._file)
         extra = self._read_extra(entries.pop(EXTRA, None))
         self.metadata = extra.get("metadata", {})
@@ -137,7 +131,6 @@ class NpzReader(Reader):
         if not isinstance(self.metadata, dict) or not isinstance(dtypes, dict):
             raise bad(path, f"{EXTRA} in it has no objects")
         check_count(path, len(entries))
-        self.tensors = {}
         self._places: dict[str, tuple[Member, int, bool, bool]] = {}
         self._unread: dict[str, str] = {}
         self.unread = self._unread

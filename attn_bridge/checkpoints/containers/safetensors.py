@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from ...printable import printable
 from .base import MAX_HEADER, Extent, Reader, TensorInfo, Writer
 from .files import bad, check_count, check_infos, check_name, check_range, check_shape, parse_json, unwritable
-from .remote.targets import open_target
+from .remote.targets import open_target, put
 from .shards import ShardedReader, index_of
-from .sources import inside, open_file
+from .sources import FileReader, inside
 from .writing import TargetFile, dump_json, sync_folder
 
 SMALL = ("F4", "F6_E2M3", "F6_E3M2")
@@ -62,21 +62,13 @@ PIECES = "DCP_SHARDING_INFO"
 """Key of ``__metadata__`` under which torch.distributed.checkpoint writes where in its tensor each piece begins."""
 
 
-class SafetensorsReader(Reader):
-    """One file; `tensors` are in the order of their bytes, `metadata` is its ``__metadata__``.
-
-    Args:
-        path: the file.
-        folder: the folder that no link may lead out of; None where the user names the file.
-    """
+class SafetensorsReader(FileReader):
+    """One file; `tensors` are in the order of their bytes, `metadata` is its ``__metadata__``."""
 
     format: ClassVar[str] = "safetensors"
 
-    def __init__(self, path: Path, folder: Path | None = None):
-        self.path = path
-        self._file = open_file(path, folder)
-        self.tensors = {}
-        self._starts: dict[str, int] = {}
+    def _read_headers(self) -> None:
+        path = self.path
         if self._file.size < 8:
             raise bad(path, f"is no safetensors file: it has {self._file.size} bytes")
         # Eight bytes, little-endian: the length of the JSON behind them.
@@ -138,23 +130,10 @@ class SafetensorsReader(Reader):
         if begin + end != self._file.size:
             raise bad(self.path, f"its tensors end at byte {begin + end}; the file has {self._file.size}")
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of a tensor."""
-        check_range(self.path, self.tensors[name], start, stop)
-        return self._file.read(self._starts[name] + start, stop - start)
-
     def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Read bytes of a tensor into `into`."""
         check_range(self.path, self.tensors[name], start, start + len(into))
         self._file.read_into(self._starts[name] + start, into)
-
-    def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
-        """Begin to read bytes of tensors that will be needed soon."""
-        self._file.read_ahead((self._starts[name] + start, stop - start) for name, start, stop in ranges)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def _check_whole(path: Path, offsets: str) -> None:
@@ -340,10 +319,7 @@ class SafetensorsWriter(Writer):
             weights = {name: info.file for name, info in self.tensors.items()}
             size = sum(info.nbytes for info in self.tensors.values())
             index = {"metadata": {**self.metadata.get("index", {}), "total_size": size}, "weight_map": weights}
-            target = open_target(self.path / INDEX)
-            target.write(0, dump_json(self.path, index, indent=2, sort_keys=True) + b"\n")
-            target.sync()
-            target.close()
+            put(self.path / INDEX, dump_json(self.path, index, indent=2, sort_keys=True) + b"\n")
         folders = {(self.path / file).parent for file in self._layouts}
         for folder in sorted({*folders, self.path.parent}):
             sync_folder(folder)

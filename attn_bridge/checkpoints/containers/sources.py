@@ -5,14 +5,15 @@ Folders that lead to a checkpoint are followed: runs of Orbax's CheckpointManage
 
 from __future__ import annotations
 
+import abc
 import errno
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ...printable import printable
-from .base import ORBAX_ITEMS, ORBAX_METADATA, ORBAX_UNFINISHED
-from .files import File, bad, check_name, listed
+from .base import ORBAX_ITEMS, ORBAX_METADATA, ORBAX_UNFINISHED, Reader
+from .files import File, bad, check_name, check_range, listed
 from .links import LinkError, resolve_below
 from .remote import RemotePath
 
@@ -64,6 +65,44 @@ def read_file(path: Path, folder: Path, most: int) -> bytes:
     data = bytes(file.read(0, file.size))
     file.close()
     return data
+
+
+class FileReader(Reader):
+    """A container in one file; `_starts` has where elements in C order begin, for readers that keep them so.
+
+    Args:
+        path: the file.
+        folder: the folder that no link may lead out of; None where the user names the file.
+    """
+
+    def __init__(self, path: Path, folder: Path | None = None):
+        self.path = path
+        self.tensors, self.metadata = {}, {}
+        self._file = open_file(path, folder)
+        self._starts: dict[str, int] = {}
+        try:
+            self._read_headers()
+        except BaseException:
+            self._file.close()
+            raise
+
+    @abc.abstractmethod
+    def _read_headers(self) -> None:
+        """Read tensors and metadata, and where in the file each tensor begins."""
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a tensor."""
+        check_range(self.path, self.tensors[name], start, stop)
+        return self._file.read(self._starts[name] + start, stop - start)
+
+    def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
+        """Begin to read bytes of tensors that will be needed soon."""
+        begins = ((self._starts[name] + start, stop - start) for name, start, stop in ranges if name in self._starts)
+        self._file.read_ahead(begins)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 def is_folder(path: Path) -> bool:

@@ -27,7 +27,7 @@ from .pickles import TORCH_DTYPES, Pickler, Strided, read_pickle
 from .pickles.ndarrays import InPickle
 from .remote import open_all
 from .shards import ShardedReader, SplitReader, check_numbers, index_of
-from .sources import open_file
+from .sources import FileReader
 from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, Window, members
 
@@ -185,21 +185,16 @@ def _config_of(values: Mapping[str, object]) -> dict[str, object] | None:
     }
 
 
-class TorchReader(Reader):
+class TorchReader(FileReader):
     """One file. Nested dicts give dotted names; `metadata` has the values that are not tensors, by dotted name.
 
     Tensors that share a storage are each read whole; a tensor that is not in C order is gathered when it is read.
-
-    Args:
-        path: the file.
-        folder: the folder that no link may lead out of; None where the user names the file.
     """
 
     format: ClassVar[str] = "torch"
 
-    def __init__(self, path: Path, folder: Path | None = None):
-        self.path = path
-        self._file = open_file(path, folder)
+    def _read_headers(self) -> None:
+        path = self.path
         pickle, entries, prefix = open_archive(self._file)
         contents = read_pickle(pickle, path)
         self.metadata, self.unread, self.notes = contents.values, contents.unread, contents.notes()

@@ -16,7 +16,7 @@ from ....printable import printable
 from ..base import DCP_METADATA, MAX_HEADER, Extent, TensorInfo, Writer
 from ..files import bad, check_infos, check_name, check_range
 from ..pickles import TORCH_DTYPES, Pickler
-from ..remote.targets import open_target
+from ..remote.targets import open_target, put
 from ..writing import TargetFile, as_bytes, chunk_shape, sync_folder
 from ..zips import Archive, Outline
 from .metadata import HOME, STORAGE_INFO
@@ -125,10 +125,7 @@ class DcpWriter(Writer):
         for pieces in self._pieces.values():
             if not pieces[0].count:
                 self._target(pieces[0].file).fill(pieces[0].start, pieces[0].head + pieces[0].tail)
-        target = open_target(self.path / DCP_METADATA)
-        target.write(0, metadata_pickle)
-        target.sync()
-        target.close()
+        put(self.path / DCP_METADATA, metadata_pickle)
 
     def _between(self) -> dict[tuple[int, int], bytes]:
         """Return (file, start of a chunk) -> the bytes in front of the chunk, back to the previous chunk."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ....printable import printable
-from ..base import MAX_AXES, Reader, TensorInfo
+from ..base import MAX_AXES, TensorInfo
 from ..files import MAX_NODES, bad, check_count, check_dtype, check_name, check_range, check_shape, listed
-from ..sources import open_file
+from ..sources import FileReader
 from . import CHUNKED
 from .values import Head, Scanner, cut
 
@@ -24,25 +23,18 @@ Found = tuple[TensorInfo, tuple[Head, ...]]
 """An array, and the location of its elements."""
 
 
-class MsgpackReader(Reader):
+class MsgpackReader(FileReader):
     """One file. Names are the keys joined by dots, and numbers within lists; `metadata` has plain leaves by such names.
 
     An empty map is such a leaf too, so that it is written again.
-
-    Args:
-        path: the file.
-        folder: the folder that no link may lead out of; None where the user names the file.
     """
 
     format: ClassVar[str] = "msgpack"
 
-    def __init__(self, path: Path, folder: Path | None = None):
-        self.path = path
-        self._file = open_file(path, folder)
+    def _read_headers(self) -> None:
+        path = self.path
         self._scan = Scanner(self._file)
         self._nodes = 0
-        self.tensors = {}
-        self.metadata = {}
         self._skipped: dict[str, str] = {}
         self._pieces: dict[str, tuple[Head, ...]] = {}
         root = self._scan.next()
@@ -182,7 +174,3 @@ class MsgpackReader(Reader):
         """Begin to read bytes of tensors that will be needed soon."""
         places = (place for name, start, stop in ranges for place in cut(self._pieces[name], start, stop))
         self._file.read_ahead((begin, end - begin) for begin, end in places)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()

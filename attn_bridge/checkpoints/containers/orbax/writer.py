@@ -16,7 +16,7 @@ from ..base import ORBAX_COMMITTED as COMMITTED
 from ..base import ORBAX_METADATA as METADATA
 from ..base import Extent, TensorInfo, Writer, numpy_dtype
 from ..files import bad, check_infos, check_range, leads_out, unwritable
-from ..remote.targets import open_target
+from ..remote.targets import open_target, put
 from ..writing import TargetFile, as_bytes, chunk_shape, dump_json, sync_folder
 from .ocdbt import MANIFEST, ValueLocation, encode
 from .plain import EXTRA, FOREIGN, PlainArray, chunk_ranges
@@ -114,12 +114,6 @@ class OrbaxWriter(Writer):
         chunks = chunk_shape(info.shape, info.itemsize, CHUNK)
         return PlainArray(path / info.name, info.shape, chunks, math.prod(chunks) * info.itemsize)
 
-    def _put(self, path: Path, data: bytes) -> None:
-        target = open_target(path)
-        target.write(0, data)
-        target.sync()
-        target.close()
-
     def write_range(self, name: str, start: int, data: object) -> None:
         """Write bytes of a tensor, in any order."""
         view = as_bytes(data)
@@ -164,7 +158,7 @@ class OrbaxWriter(Writer):
 
     def _finish_arrays(self) -> None:
         for name, plain in self._plain.items():
-            self._put(plain.folder / ".zarray", self._array(name))
+            put(plain.folder / ".zarray", self._array(name))
             sync_folder(plain.folder)
 
     def finish(self) -> None:
@@ -174,7 +168,7 @@ class OrbaxWriter(Writer):
         self._describe()
         sync_folder(self.path)
         # Orbax names the folder in it, and reads nothing but its presence; ours has the same bytes wherever it is.
-        self._put(self.path / COMMITTED, b"Checkpoint commit was successful")
+        put(self.path / COMMITTED, b"Checkpoint commit was successful")
         sync_folder(self.path)
         sync_folder(self.path.parent)
 
@@ -188,7 +182,7 @@ class OrbaxWriter(Writer):
                 "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
             }
         if self._extra:
-            self._put(self.path / EXTRA, self._extra)
+            put(self.path / EXTRA, self._extra)
         description = {
             "tree_metadata": tree,
             "use_ocdbt": self.use_ocdbt,
@@ -196,7 +190,7 @@ class OrbaxWriter(Writer):
             "store_array_data_equal_to_fill_value": True,
             "custom_metadata": None,
         }
-        self._put(self.path / METADATA, json.dumps(description).encode())
+        put(self.path / METADATA, json.dumps(description).encode())
         step: dict[str, object] = {
             "item_handlers": HANDLER,
             "metrics": {},
@@ -205,7 +199,7 @@ class OrbaxWriter(Writer):
             "commit_timestamp_nsecs": None,
             "custom_metadata": {},
         }
-        self._put(self.path / "_CHECKPOINT_METADATA", json.dumps(step).encode())
+        put(self.path / "_CHECKPOINT_METADATA", json.dumps(step).encode())
 
     def flush(self) -> None:
         """Flush the open file and close it."""
@@ -261,8 +255,8 @@ class OcdbtWriter(OrbaxWriter):
             target = open_target(self.path / _file(file), self._sizes[file])
             target.fill(start, array)
             target.close()
-        self._put(self.path / _file(len(self._sizes)), tree)
-        self._put(self.path / MANIFEST, manifest)
+        put(self.path / _file(len(self._sizes)), tree)
+        put(self.path / MANIFEST, manifest)
         self._describe()  # so that a resuming run can read an interrupted one
 
     def _add(self, key: str, size: int, align: int) -> None:

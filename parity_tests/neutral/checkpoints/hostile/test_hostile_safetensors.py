@@ -72,7 +72,7 @@ def test_a_right_file_made_by_hand_is_read(tmp_path):
         (b'{"a": {"dtype": "U8", "dtype": "I8"}}', b"", ": the header has dtype twice"),
         (b"[" * 100_000, b"", ": the header is nested too deeply"),
         (b'{"a": {"dtype": ' + b"[" * 900 + b"]" * 900 + b"}}", b"", "nested too deeply|is not dtype"),
-        (b'{"a": ' + b"9" * 10_000 + b"}", b"", ": the header is no JSON"),
+        (b'{"a": ' + b"9" * 10_000 + b"}", b"", ": the header has a number of more than 4300 digits"),
         (b'{"a": "\xff"}', b"", ": the header is no JSON"),
         (b"{", b"", ": the header is no JSON"),
         (b"", b"", ": the header is no JSON"),
