@@ -25,6 +25,9 @@ from .readers import Filtered, Renamed, Stripped
 RANDOM_STATE = "it is the state of a random stream"
 """Reason for leaving out keys and counts of Flax NNX's random streams."""
 
+SLASH = "/"
+"""What some libraries put between the parts of names."""
+
 VALUE, COUNT, KEY = ".value", ".count", ".key"
 """Endings of their names."""
 
@@ -75,14 +78,28 @@ def counted(bare: Mapping[str, str]) -> dict[str, int]:
     """
     lost: collections.Counter[str] = collections.Counter()
     for name, own in bare.items():
-        if name != own:
+        if SLASH in name and SLASH not in own:
+            lost[SLASH] += 1
+        elif name != own:
             lost.update((collections.Counter(name.split(".")) - collections.Counter(own.split("."))).keys())
     return dict(lost)
 
 
 def without_wrappers(names: Collection[str]) -> dict[str, str]:
-    """Return name -> the name without wrappers and with torch's names of a norm's parameters."""
-    return {name: _of_torch(own) for name, own in _unwrapped(names).items()}
+    """Return name -> the name with dots, without wrappers, and with torch's names of a norm's parameters."""
+    dotted = _dotted(names)
+    bare = _unwrapped(dotted.values())
+    return {name: _of_torch(bare[own]) for name, own in dotted.items()}
+
+
+def _dotted(names: Collection[str]) -> dict[str, str]:
+    """Return name -> the name with dots for slashes, as trees are flattened by ``flatten_dict(tree, sep="/")``.
+
+    Names stay where one of them has a dot, and where a layout has names with slashes.
+    """
+    if not any(SLASH in name for name in names) or any("." in name for name in names) or _fit(names):
+        return dict(zip(names, names, strict=True))
+    return {name: name.replace(SLASH, ".") for name in names}
 
 
 def _of_torch(name: str) -> str:
@@ -153,7 +170,7 @@ class Selection:
         prefix: prefix removed from the names that are taken; "" if none.
         dropped: pattern of ``--drop`` -> the names that it leaves out.
         left_out: names without the prefix, except those that are dropped.
-        unwrapped: wrapper part that is removed from names, or ending that is renamed -> number of names.
+        unwrapped: wrapper part that is removed from names, ending that is renamed, or slash -> number of names.
         parts: reason why a recognised part is left out -> its names.
         chosen: the step and the item that are read from an Orbax run.
     """
@@ -204,8 +221,9 @@ class Selection:
         """Return lines on the tensors left out: their number, and the first few names of each kind."""
         lost = {part: f"({count} tensors)" for part, count in self.unwrapped.items()}
         renamed = [f"{NORM}.{part} to {NORM_ENDINGS[part]} {lost.pop(part)}" for part in NORM_ENDINGS if part in lost]
+        dotted = [f"read with dots for slashes {lost.pop(SLASH)}"] if SLASH in lost else []
         gone = ", ".join(f"{printable(part)} {count}" for part, count in lost.items())
-        notes = [f"removed from names, as wrappers add them: {gone}"] if gone else []
+        notes = dotted + ([f"removed from names, as wrappers add them: {gone}"] if gone else [])
         notes += [f"renamed, as transformers does: {', '.join(renamed)}"] if renamed else []
         notes += [
             f"left out by --drop {printable(pattern)}: {_listed(names, _above(pattern))}"

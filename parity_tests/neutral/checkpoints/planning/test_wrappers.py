@@ -164,3 +164,22 @@ def test_norms_with_the_names_of_tensorflow_are_read_as_transformers_reads_them(
 def test_other_norms_keep_their_names(tmp_path):
     held = {"norm.gamma": np.ones(2, np.float32), "LayerNorm.gamma.x": np.ones(2, np.float32)}
     assert without_wrappers(held) == {name: name for name in held}
+
+
+@pytest.mark.parametrize("file", ["x.npz", "x.msgpack", "x.safetensors"])
+def test_names_with_slashes_are_read_with_dots(tmp_path, file):
+    flat = {name.replace(".", "/"): array for name, array in theirs().items()}
+    source = put(tmp_path / file, flat)
+    assert checkpoints.inspect(source).layout == "hf-llama"
+    (note,) = [one for one in checkpoints.plan(source, tmp_path / "out").notes if "slash" in one]
+    assert note == f"read with dots for slashes ({len(flat)} tensors)"
+    check_followed(tmp_path, source, theirs())
+
+
+def test_a_prefix_of_names_with_slashes_is_advised_with_a_dot(tmp_path):
+    flat = {name.replace(".", "/"): array for name, array in with_prefix("params.", theirs()).items()}
+    source, message = refusal(tmp_path, flat | {"step": np.int32(3)}, "x.npz")
+    assert "--strip params." in message
+    check_followed(tmp_path, source, theirs(), strip="params.")
+    checkpoints.convert(source, tmp_path / "same.npz", to_layout="same")
+    assert checkpoints.read(tmp_path / "same.npz").keys() == {*flat, "step"}
