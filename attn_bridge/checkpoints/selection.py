@@ -26,7 +26,7 @@ RANDOM_STATE = "it is the state of a random stream"
 """Reason for leaving out keys and counts of Flax NNX's random streams."""
 
 SLASH = "/"
-"""What some libraries put between the parts of names."""
+"""Separator of the parts of names in flattened trees of JAX."""
 
 VALUE, COUNT, KEY = ".value", ".count", ".key"
 """Endings of their names."""

@@ -145,7 +145,7 @@ def _is_complete(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> b
 
 
 def _of_another(config: Mapping[str, object], theirs: str, shape: Shape, wanted: Shape) -> str:
-    """Return the message for a tensor whose size no key of its own gives, where the config's model has another."""
+    """Return the message for a tensor of a size that the config's model lacks, and that no key gives by itself."""
     kind = printable(str(config.get("model_type")), 40)
     return (
         f"{printable(theirs)} is {shape}, but the {kind} of config.json has {wanted} there: it is the config of "

@@ -34,7 +34,7 @@ GENERATORS = frozenset({"rngs", "rng", "rng_state", "rng_states", "dropout_rng"}
 
 
 def is_moment(begin: str) -> bool:
-    """Return whether a part of a prefix, or of a name, says an optimizer's state; a leaf called ``mu`` does not."""
+    """Return whether a part of a prefix, or of a name, is of an optimizer's state; a leaf called ``mu`` is not."""
     parts = begin.split(".")
     return any(part in _MOMENTS or part.lower().startswith("optim") for part in parts) or any(
         part in _OF_ADAM for part in parts[:-1]
