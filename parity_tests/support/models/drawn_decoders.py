@@ -55,6 +55,7 @@ LATENT = ("axk1", "deepseek", "glm_moe_dsa", "glm4_moe_lite", "minicpm3", "youtu
 
 OWN_KEYS: dict[str, dict[str, Any]] = {
     "gpt_neox": {"head_dim": None},
+    "big_bird": {"attention_type": "original_full"},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "mamba2": {"num_heads": 8, "n_groups": 2, "state_size": 5},
     "mamba": {"state_size": 5, "time_step_rank": 3},

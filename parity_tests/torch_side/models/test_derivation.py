@@ -95,6 +95,8 @@ def test_right_rows_are_among_the_likeliest(name):
 PLANTED = {f"{name}: {fault}": (name, wrong) for name in BY_NAME for fault, wrong in plants(with_rows(BY_NAME[name]))}
 # These classes can't run heads that turn in part, which alone would tell the two descriptions apart.
 del PLANTED["solar_open: rotary part"], PLANTED["mellum: rotary part"], PLANTED["axk1: rotary part"]
+# Sparse blocks begin beyond the length of the samples.
+del PLANTED["big_bird: attention_type not refused"]
 # transformers refuses the other value as well, so that no instance shows a difference.
 del PLANTED["laguna: moe_apply_router_weight_on_input not refused"]
 # The family has no dense layer: the rows that the fault exchanges come with a shared layout, and are never used.

@@ -102,6 +102,8 @@ def alternatives(subject: ModelClass, key: str) -> Iterator[Any]:
         yield from ([4, 8, 2, 6], [8] * LAYERS)
     elif key == "mlp_only_layers":
         yield from ([1], [0, 2])
+    elif key == "attention_type":
+        yield "block_sparse"
     elif isinstance(usual, bool):
         yield not usual
     elif isinstance(usual, str):

@@ -14,6 +14,9 @@ from attn_bridge.weights.rows import Row
 from .experts import in_files
 from .subject import DerivationError, ModelClass, learned
 
+IDLE = "a part that the logits do not depend on"
+"""Why tensors of a pooler are left out."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Outside:
@@ -32,6 +35,7 @@ class Outside:
         head_in_files: name of the head in files, where that is another; "" for the same.
         fields: their fields of ours.
         tables: alternatives for the fields of the table of positions, the likeliest first.
+        idle: names of modules that the logits do not depend on, such as a pooler.
     """
 
     embedding: str
@@ -46,6 +50,7 @@ class Outside:
     head_in_files: str = ""
     fields: dict[str, KeySource] = dataclasses.field(default_factory=dict)
     tables: tuple[dict[str, KeySource], ...] = ()
+    idle: tuple[str, ...] = ()
 
     @property
     def norms(self) -> dict[str, str]:
@@ -77,7 +82,8 @@ def read(subject: ModelClass, model: nn.Module, blocks: str) -> Outside:
         and head.startswith(name.rpartition(".")[0])
     ]
     bias = next(iter(of_head), "")  # some classes keep it in the module above the head
-    outer = [name for name in _order(model, tensors, blocks, bias) if name not in (embedding, head)]
+    idle = _idle(model, tensors)
+    outer = [name for name in _order(model, tensors, blocks, bias) if name not in (embedding, head, *idle)]
     if not head:
         raise DerivationError(f"{', '.join(sorted(outer)) or type(model).__name__}: no head that gives logits")
     by_role: dict[str, str] = {}
@@ -109,8 +115,19 @@ def read(subject: ModelClass, model: nn.Module, blocks: str) -> Outside:
         head_in_files=_in_files(model, head, blocks),
         fields=fields,
         tables=tables,
+        idle=idle,
         **by_role,
     )
+
+
+def _idle(model: nn.Module, tensors: dict[str, torch.Tensor]) -> tuple[str, ...]:
+    """Return the modules with parameters among `tensors` that give the logits no gradient; frozen ones don't count."""
+    model.zero_grad()
+    model(torch.tensor([[3, 5, 4, 7]])).logits.sum().backward()
+    learning = {name: one for name, one in tensors.items() if one.requires_grad}
+    used = {name.rpartition(".")[0] for name, one in learning.items() if one.grad is not None}
+    model.zero_grad()
+    return tuple(sorted({name.rpartition(".")[0] for name in learning} - used))
 
 
 def _in_files(model: nn.Module, head: str, blocks: str) -> str:
@@ -229,3 +246,5 @@ def rows(outside: Outside, front: str, *, is_usual: bool) -> Iterator[Row]:
         yield Row(f"{outside.head_linear}.bias", ("head_linear.bias",))
     if outside.bias:
         yield Row(outside.bias, ("out_bias",))
+    for name in outside.idle:
+        yield Row(f"{template(name)}.{{rest}}", reason=IDLE)

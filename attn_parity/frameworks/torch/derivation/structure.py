@@ -20,7 +20,7 @@ from . import experts as mixtures
 from . import latent, outside
 from .experts import Experts
 from .outside import Outside
-from .subject import LAYERS, DerivationError, ModelClass
+from .subject import LAYERS, LONG, DerivationError, ModelClass
 
 ATTENTION = {
     "W_query": ("q_proj", "query", "wq"),
@@ -414,6 +414,7 @@ def _flags(
         every |= set(names)
         sources |= {field: KeySource(key=key) for field, there in changed.items() if there != usual.get(field)}
     sources |= {field: KeySource(value=there) for field, there in usual.items() if field not in sources}
+    fixed |= {key: (value,) for key, value in LONG.items() if key in subject.read}
     fixed |= {
         key: (subject.usual(key),) for key in sorted(subject.own_keys - subject.read) if _is_refused(subject, key)
     }

@@ -27,6 +27,9 @@ HEADS = 4
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys of the number of experts."""
 
+LONG = {"attention_type": "original_full"}
+"""Key of a kind of attention that differs from others beyond the lengths of samples (BigBird) -> the kind of ours."""
+
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 64),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"), 40),
@@ -61,6 +64,7 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": None,
     "is_decoder": True,
     "embedding_size": 64,
+    **LONG,
 }
 """Sizes of tiny instances, of the keys that a config has.
 

@@ -108,7 +108,7 @@ UNUSUAL = {
 """Values that are the default of no family, and a head that is tied in none."""
 
 ENCODERS = (
-    *("bert-decoder", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
+    *("bert-decoder", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
 )
 """Families of encoders that run as decoders, whose heads are tied."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from attn_bridge import checkpoints
+from attn_bridge import WeightsMismatchError, checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.models import layouts
 from attn_bridge.weights.rows import LayoutError
@@ -232,13 +232,27 @@ def test_names_below_another_familys_prefix_are_not_advised_to_be_of_bert(prefix
     assert "--strip" not in str(caught.value)
 
 
-@pytest.mark.parametrize("prefix", ["", "bert."])
-def test_names_of_bert_with_a_pooler_of_one_layer_are_of_big_bird(prefix):
+def big_bird(prefix):
+    """Return an encoder of BigBird, whose names are those of BERT but for the pooler."""
     arrays = {f"{prefix}{name}": array for name, array in made("hf-bert").items() if "pooler" not in name}
-    arrays |= {f"{prefix}pooler.weight": np.ones((6, 6), np.float32), f"{prefix}pooler.bias": np.ones(6, np.float32)}
+    return arrays | {
+        f"{prefix}pooler.weight": np.ones((6, 6), np.float32),
+        f"{prefix}pooler.bias": np.ones(6, np.float32),
+    }
+
+
+def test_names_of_bert_with_a_pooler_of_one_layer_are_of_big_bird():
     with pytest.raises(LayoutError, match=r"pooler\.(weight|bias): a pooler of BigBird") as caught:
-        layouts.detect(arrays)
+        layouts.detect(big_bird(""))
     assert "--drop" not in str(caught.value)
+
+
+def test_an_encoder_of_big_bird_lacks_the_head_of_a_decoder():
+    arrays = big_bird("bert.")
+    layout = layouts.detect(arrays)
+    assert layout.name == "hf-big-bird"
+    with pytest.raises(WeightsMismatchError, match=r"missing: .*cls\.predictions\.bias"):
+        layout.decode({name: array.shape for name, array in arrays.items()})
 
 
 def test_tensors_whose_absence_leaves_shapes_that_do_not_fit_are_not_advised_to_be_dropped():
