@@ -227,6 +227,7 @@ _ENDS: dict[str, tuple[str, ...]] = {
     "out_bias": ("vocab",),
     "layer_emb.weight": ("layer vocab", "layer parts"),
     "layer_linear.weight": ("layer parts", "width"),
+    "layer_norm.scale": ("layer part",),
     "head_linear.weight": ("width", "width"),
     "head_linear.bias": ("width",),
     "conv1.weight": ("width", "", ""),
@@ -248,6 +249,7 @@ _LAYER_INPUT = re.compile(
     r"|laurel_(?:down|up)\.weight|altup\.(?:corrected_scale|(?:correction|prediction|stream_router)\.weight))"
 )
 """Parameters that are a block's own."""
+_STREAM = re.compile(r"(?P<root>(?:.+\.)?)stream_(?:in|out)\.[0-9]+\.weight")
 _VARIED = (".scalar", ".altup.corrected_scale")
 """Endings of those that blocks of models have whose layers are of several sizes (Gemma 3n and 4)."""
 _NORM = re.compile(r"(?P<stem>(?:.+\.)?)(?P<leaf>scale|shift)")
@@ -315,6 +317,7 @@ class _Symbols:
             (_FEED, self._feed),
             (_END, self._end),
             (_LAYER_INPUT, self._layer_input),
+            (_STREAM, self._stream),
         )
         for pattern, read in patterns:
             hit = pattern.fullmatch(name)
@@ -463,6 +466,10 @@ class _Symbols:
             "altup.stream_router.weight": (streams, width),
         }
         return axes[hit["leaf"]]
+
+    def _stream(self, hit: re.Match[str]) -> Axes | None:
+        width = Symbol(hit["root"], "width")
+        return (width, width) if self._is_unified(hit["root"]) else None
 
     def _table_of(self, root: str) -> str:
         """Return the path with a table's vocabulary: an encoder without shared embeddings may have a separate one."""

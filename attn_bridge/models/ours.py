@@ -132,6 +132,9 @@ def lacking(names: Iterable[str]) -> list[str]:
     for name in names:
         for hit in _STACKED.finditer(name):
             numbers[name[: hit.end() - 1]].add(int(name[hit.end() :].partition(".")[0]))
+    pairs = (("stream_in.", "stream_out."), ("stream_out.", "stream_in."))
+    missing += [name.replace(*pair) for name in names for pair in pairs if name.startswith(pair[0])]
+    missing = [name for name in missing if name not in names]
     exempt = _exempt(names)
     missing = [name for name in dict.fromkeys(missing) if name not in exempt]
     return missing + [f"{stem}.{i}" for stem, found in numbers.items() for i in gaps(found, max(found))]
@@ -140,7 +143,8 @@ def lacking(names: Iterable[str]) -> list[str]:
 def _exempt(names: Collection[str]) -> set[str]:
     """Return names that attention of Gemma 3n and 4 may lack, whose blocks have a factor or alternating updates.
 
-    Keys may be values. Layers at the end of a model, and only they, may read the keys and values of earlier ones.
+    In Gemma 4 keys may be values. Layers at the end of a model, and only they, may read the keys and values of earlier
+    ones.
     """
     keyless: dict[str, list[int]] = collections.defaultdict(list)
     exempt = set()
@@ -149,7 +153,8 @@ def _exempt(names: Collection[str]) -> set[str]:
         if hit is None:
             continue
         stem = f"{hit['root']}{hit['number']}.att."
-        exempt |= {f"{stem}W_value.{leaf}" for leaf in ("weight", "bias") if f"{stem}W_key.{leaf}" in names}
+        if hit["mark"] == "scalar" and f"{stem}W_value.weight" not in names:
+            exempt |= {f"{stem}W_value.{leaf}" for leaf in ("weight", "bias") if f"{stem}W_key.{leaf}" in names}
         keyless[hit["root"]].append(int(hit["number"]))
     for root, numbers in keyless.items():
         for number in sorted(numbers, reverse=True):
@@ -161,7 +166,7 @@ def _exempt(names: Collection[str]) -> set[str]:
     return exempt
 
 
-_MARKED = re.compile(r"(?P<root>(?:.+\.)?trf_blocks\.)(?P<number>[0-9]+)\.(?:scalar|altup\.corrected_scale)")
+_MARKED = re.compile(r"(?P<root>(?:.+\.)?trf_blocks\.)(?P<number>[0-9]+)\.(?P<mark>scalar|altup\.corrected_scale)")
 """Parameters of the blocks of Gemma 3n and 4."""
 
 _STACKED = re.compile(r"(?:^|(?<=\.))(?:(?:trf_blocks|heads|experts)\.(?=[0-9]+\.)|layers\.(?=[0-9]+\.att\.))")

@@ -164,6 +164,7 @@ _RIGHT = {
     "expert_scale": (3,),
     "layer_emb.weight": (11, 6),
     "layer_linear.weight": (6, WIDTH),
+    "layer_norm.scale": (3,),
     "layer_gate.weight": (3, WIDTH),
     "layer_proj.weight": (WIDTH, 3),
     "scalar": (1,),

@@ -429,3 +429,16 @@ def test_the_other_whole_models_say_theirs(tmp_path):
     _, found = convert(source, tmp_path / "hf-bert", "hf-bert")
     assert BertEncoderConfig.read(found) == bert
     assert (found["model_type"], found["architectures"]) == ("bert", ["BertModel"])
+
+
+def test_values_that_a_config_projects_must_be_in_the_source(tmp_path):
+    config = families.find_decoder({**small("gemma4_text"), "attention_k_eq_v": False})
+    layout = layouts.find("hf-gemma4-moe")
+    source = folder(tmp_path / "hf", families.write_config(config, layout), config)
+    theirs = layout.from_canonical(drawn({row.rule.torch: row.shape for row in config.parameters}, "float32"))
+    save_file(theirs, source / "model.safetensors")
+    assert checkpoints.plan(source, tmp_path / "x").source_layout == "hf-gemma4-moe"
+    del theirs["model.layers.1.self_attn.v_proj.weight"]
+    save_file(theirs, source / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"has model.layers.1.self_attn.v_proj.weight, which the source lacks"):
+        checkpoints.plan(source, tmp_path / "x")
