@@ -90,8 +90,7 @@ def _step(data: Data, name: str) -> str:
     if data["verdict"] == "inconclusive":
         return "change the inputs or the sides as the summary asks, and call compare again"
     if isinstance(first, Mapping) and first.get("between") is not None:  # no submodule or tensor says more of it
-        place = _place(data)
-        return f"compare the code of both sides {place}, mend the second side, and call compare again"
+        return f"compare the code of both sides {_place(data)}, mend the second side, and call compare again"
     path = first.get("path") if isinstance(first, Mapping) else None
     wrong = next((tensor["name"] for tensor in data["tensors"] if tensor["verdict"] != "equal"), "output")
     return f"call explain with report={name!r} and path={path or wrong!r}, mend the second side, and compare again"
