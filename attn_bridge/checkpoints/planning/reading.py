@@ -145,7 +145,7 @@ def _is_complete(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> b
 
 
 def _of_another(config: Mapping[str, object], theirs: str, shape: Shape, wanted: Shape) -> str:
-    """Return the message for a tensor of a size that the config's model lacks, and that no key gives by itself."""
+    """Return the message for a tensor whose shape the config's model lacks, and which no key of the config gives."""
     kind = printable(str(config.get("model_type")), 40)
     return (
         f"{printable(theirs)} is {shape}, but the {kind} of config.json has {wanted} there: it is the config of "
