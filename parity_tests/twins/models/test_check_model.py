@@ -31,6 +31,7 @@ from attn_parity.frameworks.torch import hugging_face
 from attn_parity.sides import large
 
 from ...support.calls import cover
+from ...support.models import drawn_decoders
 
 FAULTS = {
     "key": ("model.layers.1.self_attn.k_proj.weight", lambda one: one * 1.01, "trf_blocks.1.att.W_key"),
@@ -317,6 +318,22 @@ def test_more_tokens_than_a_table_of_positions_has_are_refused(tmp_path, capsys)
     model.save_pretrained(tmp_path / "gpt")
     assert run(["check", "--model", str(tmp_path / "gpt")]) == 2
     assert capsys.readouterr().err == "error: tokens (12) must be at most num_positions (8)\n"
+
+
+def test_blocks_that_read_more_than_the_previous_output_are_refused(tmp_path, capsys):
+    config = families.find_decoder(
+        {
+            "model_type": "gemma4_text",
+            **drawn_decoders.SIZES,
+            **drawn_decoders.OWN_KEYS["gemma4_text"],
+            "hidden_size_per_layer_input": 0,
+        }
+    )
+    torch_attn.DecoderModel(config).save_pretrained(tmp_path / "gemma")
+    assert run(["check", "--model", str(tmp_path / "gemma")]) == 2
+    reason = "blocks are judged one at a time, and blocks[3] also reads the keys of blocks[1]"
+    error = f"error: {tmp_path / 'gemma'}: {reason}; attn-bridge compare judges whole models\n"
+    assert capsys.readouterr().err == error
 
 
 @pytest.mark.parametrize("case", BAD)
