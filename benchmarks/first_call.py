@@ -2,8 +2,8 @@
 
     python -m benchmarks.first_call [--tokens 512] [--rounds 5]
 
-Each round starts two processes per framework with a folder of their own for `ATTN_KERNELS_CACHE`: the first compiles,
-the second loads. Each makes a module, calls it and differentiates it. The table shows the median over the rounds of
+Each round starts two processes per framework with a new folder for `ATTN_KERNELS_CACHE`: the first compiles, the second
+loads. Each makes a module, calls it and differentiates it. The table shows the median over the rounds of
 processor time, which does not depend on what else runs, and of wall time.
 """
 

@@ -388,3 +388,17 @@ def subclassed() -> None:
     module = Doubled(CONFIG, rngs=nnx.Rngs(0))
     module.eval()
     assert_close(module(X), 2 * layer()(X))
+
+
+@USES.add("initialisers given to the constructor")
+def initialised() -> None:
+    module = layer(kernel_init=nnx.initializers.constant(0.5))
+    assert_close(module.W_query.kernel[...], np.full((8, 8), 0.5))
+
+
+@USES.add("a precision of all products")
+def precise() -> None:
+    program = jax.jit(layer(precision="highest")).lower(X).as_text()
+    products = [line for line in program.splitlines() if "stablehlo.dot_general" in line]
+    assert len(products) == sum("HIGHEST" in line for line in products) > 4
+    assert_close(layer(precision="highest")(X), layer()(X))

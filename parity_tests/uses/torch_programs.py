@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import torch_attn
+from attn_bridge import specs
 from torch_attn.parallel import parallelize
 
 from .table import refusal
@@ -50,14 +51,32 @@ def exported_step() -> None:
 
 @USES.add("exported to ONNX", needs=("onnxscript",))
 def onnx() -> None:
+    same_in_onnx(layer(), X, X[:1, :3])
+
+
+@USES.add("recurrent layers exported to ONNX", needs=("onnxscript",))
+def recurrent_onnx() -> None:
+    same_in_onnx(recurrent("Mamba2"), X, X[:1, :3])
+    same_in_onnx(recurrent("GatedDeltaNet"), X, X[:1])  # for one length: ONNX solves no triangular systems
+
+
+def recurrent(name: str) -> nn.Module:
+    """Return a recurrent layer of the width of `X`."""
+    config = specs.find_variant(name).examples[0].config
+    torch.manual_seed(0)
+    return getattr(torch_attn, name)(config.replace(d_in=8, d_out=8)).eval()
+
+
+def same_in_onnx(module: nn.Module, x: torch.Tensor, other: torch.Tensor) -> None:
+    """Check a layer exported to ONNX on an input and on another; axes of which they differ in size are left open."""
     from onnx.reference import ReferenceEvaluator
 
-    sizes = {0: torch.export.Dim("rows", max=64), 1: torch.export.Dim("tokens", max=512)}
-    program = torch.onnx.export(layer(), (X,), dynamo=True, dynamic_shapes=(sizes,), verbose=False)
+    sizes = {axis: torch.export.Dim(f"axis{axis}", max=512) for axis in range(2) if x.shape[axis] != other.shape[axis]}
+    program = torch.onnx.export(module, (x,), dynamo=True, dynamic_shapes=(sizes,), verbose=False)
     runner = ReferenceEvaluator(program.model_proto)
-    for x in (X, X[:1, :3]):
-        (found,) = runner.run(None, {runner.input_names[0]: x.numpy()})
-        assert_close(torch.from_numpy(found), layer()(x), rtol=1e-4, atol=1e-5)
+    for array in (x, other):
+        (found,) = runner.run(None, {runner.input_names[0]: array.numpy()})
+        assert_close(torch.from_numpy(found), module(array), rtol=1e-4, atol=1e-5)
 
 
 @USES.add("traced (torch.jit)")

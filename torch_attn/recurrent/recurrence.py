@@ -21,6 +21,9 @@ from .. import functional
 from ..operations.autocast import without_autocast
 from . import chunks
 
+BLOCK = 8
+"""Rows of the blocks that a triangular system is solved by where it is by products."""
+
 
 def gated_delta_rule(
     query: Float[Tensor, "B T K D"],
@@ -330,8 +333,44 @@ def _delta_chunk(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor
 
 def _inverse(matrix: Tensor) -> Tensor:
     """Return the inverse of ``1 + below``, where `below` is the strictly lower triangle of a matrix ``(..., T, T)``."""
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():  # ONNX solves no triangular systems
+        return _inverse_by_halves(torch.tril(matrix, -1))
     unit = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     return torch.linalg.solve_triangular(matrix, unit.expand_as(matrix), upper=False, unitriangular=True)
+
+
+def _inverse_by_halves(below: Tensor) -> Tensor:
+    """Return the inverse of ``1 + below`` by products: of small blocks row by row, then of larger ones by halves.
+
+    Raises:
+        NotImplementedError: a length that is left open, and with it the number of blocks.
+    """
+    size = below.shape[-1]
+    if not isinstance(size, int):
+        advice = "export for one number of tokens (no dynamic axis), or use torch.export"
+        raise NotImplementedError(f"ONNX has no operator for a triangular system of any length: {advice}")
+    width = min(BLOCK, size)
+    count = 1
+    while count * width < size:
+        count *= 2
+    missing = count * width - size
+    below = torch.nn.functional.pad(below, (0, missing, 0, missing))
+    blocks = rearrange(below, "... (p t) (q s) -> ... p q t s", t=width, s=width)
+    inner = torch.stack([blocks[..., at, at, :, :] for at in range(count)], -3)
+    unit = torch.eye(width, dtype=below.dtype, device=below.device)
+    rows = [unit[:1].expand(*inner.shape[:-2], 1, width)]
+    for at in range(1, width):
+        rows.append(unit[at] - inner[..., at : at + 1, :at] @ torch.cat(rows, -2))
+    inverse = torch.cat(rows, -2)
+    while count > 1:
+        count, half = count // 2, inverse.shape[-1]
+        upper, lower = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        starts = [2 * half * at for at in range(count)]
+        corners = torch.stack([below[..., at + half : at + 2 * half, at : at + half] for at in starts], -3)
+        corner = -lower @ (corners @ upper)
+        top = torch.cat([upper, torch.zeros_like(upper)], -1)
+        inverse = torch.cat([top, torch.cat([corner, lower], -1)], -2)
+    return inverse[..., 0, :size, :size]
 
 
 def _linear_tokens(query: Tensor, key: Tensor, value: Tensor, state: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:

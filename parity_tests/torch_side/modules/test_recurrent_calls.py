@@ -7,6 +7,7 @@ import torch
 
 import torch_attn
 from attn_bridge.specs import VARIANTS
+from torch_attn.recurrent import recurrence
 
 NAMES = (
     "LinearAttention",
@@ -48,3 +49,14 @@ def test_an_exported_module_takes_any_length(name):
     for tokens in (9, 64, 65, 130):
         x = torch.randn(2, tokens, CONFIGS[name].d_in, generator=draw)
         torch.testing.assert_close(exported(x), module(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 8, 9, 40])
+def test_triangular_systems_are_solved_by_products_for_onnx(tokens, monkeypatch):
+    generator = torch.Generator().manual_seed(tokens)
+    matrix = torch.randn(2, 3, tokens, tokens, dtype=torch.float64, generator=generator) / 3
+    wanted = recurrence._inverse(matrix)
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    monkeypatch.setattr(torch.linalg, "solve_triangular", None)
+    torch.testing.assert_close(recurrence._inverse(matrix), wanted, rtol=1e-12, atol=1e-12)
