@@ -1,9 +1,10 @@
-"""Caches as trees of tensors, which `torch.export` and `torch.func` take apart and put together."""
+"""Caches as trees of tensors, which `torch.export`, `torch.func`, `copy` and `pickle` take apart and put together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from torch import Tensor
 from torch.utils import _pytree as pytree  # its functions have no other name for classes that are no dataclasses
 
 
@@ -40,3 +41,8 @@ def register(cache: type[object], leaves: Sequence[str], fixed: Sequence[str]) -
         from_dumpable_context=tuple,
         flatten_with_keys_fn=flatten_by_name,
     )
+
+
+def detached(fields: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of a cache for a copy of its numbers: torch copies no tensor that has a graph of gradients."""
+    return {name: field.detach() if isinstance(field, Tensor) else field for name, field in fields.items()}

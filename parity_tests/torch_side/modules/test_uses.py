@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -97,3 +99,14 @@ def test_norms_take_jagged_tensors():
     rows = [torch.randn(3, D_IN), torch.randn(5, D_IN)]
     found = torch_attn.LayerNorm(D_IN)(torch.nested.nested_tensor(rows, layout=torch.jagged))
     torch.testing.assert_close(found.unbind()[1], torch_attn.LayerNorm(D_IN)(rows[1]))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+@pytest.mark.parametrize("name", ["GroupedQueryAttention", "GatedDeltaNet"])
+def test_a_cache_is_copied_while_gradients_are_recorded(name, duplicate):
+    config = find_variant(name).examples[0].config
+    module = getattr(torch_attn, name)(config).eval()
+    x = torch.randn(2, 5, config.d_in, generator=torch.Generator().manual_seed(0))
+    _, cache = module(x[:, :3], cache=module.init_cache(2, 5))
+    other = duplicate(cache)
+    torch.testing.assert_close(module(x[:, 3:], cache=other)[0], module(x[:, 3:], cache=cache)[0])
