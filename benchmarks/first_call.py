@@ -1,4 +1,4 @@
-"""What the first call of a module costs, in a process that compiles and in one that finds machine code on disk.
+"""The cost of the first call of a module, in a process that compiles and in one that loads machine code from disk.
 
     python -m benchmarks.first_call [--tokens 512] [--rounds 5]
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import jax
 from flax import nnx
@@ -69,6 +69,9 @@ def chosen() -> ChosenOptions:
     return _CHOSEN.get() or ChosenOptions()
 
 
+_CONSTRUCTOR = "__init__"
+
+
 class Layer(nnx.Module):
     """A module whose constructor also takes `LayerOptions`, as the bundle ``layers``, for itself and all its parts.
 
@@ -77,12 +80,12 @@ class Layer(nnx.Module):
 
     precision: Precision | None
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         """Have the constructor of a class take the options, if it names the bundle."""
         super().__init_subclass__(**options)
         bundle = inspect.signature(cls.__init__).parameters.get("layers")
-        if "__init__" in vars(cls) and bundle is not None and bundle.kind is inspect.Parameter.VAR_KEYWORD:
-            cls.__init__ = _takes_layer_options(cls.__init__)  # type: ignore[method-assign]
+        if _CONSTRUCTOR in vars(cls) and bundle is not None and bundle.kind is inspect.Parameter.VAR_KEYWORD:
+            setattr(cls, _CONSTRUCTOR, _takes_layer_options(cls.__init__))
 
 
 def _takes_layer_options(constructor: Callable[..., None]) -> Callable[..., None]:
@@ -91,12 +94,13 @@ def _takes_layer_options(constructor: Callable[..., None]) -> Callable[..., None
 
     @functools.wraps(constructor)
     def construct(module: Layer, *arguments: object, **options: object) -> None:
-        given: dict[str, Any] = {name: options.pop(name, None) for name in _NAMES}
+        given = {name: options.pop(name, None) for name in _NAMES}
         _check(given)
         # The bundle would take any name.
         for name in options.keys() - names:
             raise TypeError(f"{constructor.__qualname__}() got an unexpected keyword argument {name!r}")
-        layers = dataclasses.replace(chosen(), **{name: one for name, one in given.items() if one is not None})
+        changes = cast(LayerOptions, {name: option for name, option in given.items() if option is not None})
+        layers = dataclasses.replace(chosen(), **changes)
         module.precision = layers.precision
         token = _CHOSEN.set(layers)
         try:

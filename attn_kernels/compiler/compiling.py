@@ -1,4 +1,4 @@
-"""Compiles kernels to machine code for the host processor, or loads what an earlier process has compiled."""
+"""Compiles kernels to machine code for the host processor, or loads the code that an earlier process compiled."""
 
 from __future__ import annotations
 
