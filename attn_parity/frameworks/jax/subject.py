@@ -235,7 +235,7 @@ class JaxSubject(ProbedSide):
         """Run forward, and backward if there are cotangents; see `Subject.run`."""
         dtype = "float64" if mode in ("tables", "flash", "literals") else dtype
         part = self.part(path)
-        weights = {name: weight_in(weights[name], dtype) for name in part.names if name in weights}
+        cast_weights = {name: weight_in(weights[name], dtype) for name in part.names if name in weights}
         leaves = [cast(leaf, dtype) for leaf in arguments.leaves]
         rounded_cotangents = (
             None if cotangents is None else [None if one is None else cast(one, dtype) for one in cotangents]
@@ -245,11 +245,11 @@ class JaxSubject(ProbedSide):
         probe = Differentiated(self.name, self.train, part, arguments, dtype, seed_of_code, mode, None, returned)
         plan = MaskPlan() if self.train else None
         function = probe.function(plan)
-        operands = (weights, leaves, rounded_cotangents)
+        operands = (cast_weights, leaves, rounded_cotangents)
         layouts = map(_layout, operands)
         turned = tuple(sorted(returned.axes.items()))
         key = (path, dtype, mode, tuple(sorted(tables)), seed_of_code, *layouts, _static(arguments), turned)
-        with self.reported(dtype, arguments), kept_wide(weights, leaves):
+        with self.reported(dtype, arguments), kept_wide(cast_weights, leaves):
             draws, foreign = ([], False) if plan is None else self._ask(key, plan, function, operands, dtype)
             source = Masks(masks) if draws else None
             drawn = [] if source is None else [source.draw(one.shape, one.keep, one.path, one.setting) for one in draws]
