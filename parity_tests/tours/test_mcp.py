@@ -79,7 +79,8 @@ def test_tools_answer_in_short_with_the_next_step_and_the_report_as_a_resource(r
     compared, explained, unknown, planned, outside, written = answers
     assert compared[0] is False
     assert compared[1].startswith("different: Net (first) and Net (second), 4 tensors, ")
-    assert compared[1].splitlines()[-1].startswith("next: call explain with report='r1' and path=")
+    step = "compare the code of both sides between fc and the outputs, mend the second side, and call compare again"
+    assert compared[1].splitlines()[-1] == f"next: {step}"
     assert resources[0]["verdict"] == "different"
     assert len(resources[0]["tensors"]) == 4
     assert explained[1].startswith("output (float32): different, ")
