@@ -75,17 +75,17 @@ def draw_normal(key: Array | TorchRngs, shape: tuple[int, ...], dtype: DTypeLike
     return key.normal(shape, dtype) if isinstance(key, TorchRngs) else jax.random.normal(key, shape, dtype)
 
 
-def chosen_draw(given: Initializer | None, default: Initializer, rngs: Rngs) -> Initializer:
+def chosen_draw(initializer: Initializer | None, default: Initializer, rngs: Rngs) -> Initializer:
     """Return the initialiser that the caller gave to the module under construction, or the default.
 
     Raises:
         TypeError: an initialiser next to a source that has no keys.
     """
-    if given is None or _is_undrawn.get():
+    if initializer is None or _is_undrawn.get():
         return default
     if isinstance(rngs, TorchRngs):
         raise TypeError("kernel_init and bias_init draw from a key of JAX, which a TorchRngs has not; give nnx.Rngs")
-    return given
+    return initializer
 
 
 def _nothing(shape: tuple[int, ...], dtype: DTypeLike) -> Any:

@@ -94,12 +94,12 @@ def _takes_layer_options(constructor: Callable[..., None]) -> Callable[..., None
 
     @functools.wraps(constructor)
     def construct(module: Layer, *arguments: object, **options: object) -> None:
-        given = {name: options.pop(name, None) for name in _NAMES}
-        _check(given)
+        values = {name: options.pop(name, None) for name in _NAMES}
+        _check(values)
         # The bundle would take any name.
         for name in options.keys() - names:
             raise TypeError(f"{constructor.__qualname__}() got an unexpected keyword argument {name!r}")
-        changes = cast(LayerOptions, {name: option for name, option in given.items() if option is not None})
+        changes = cast(LayerOptions, {name: option for name, option in values.items() if option is not None})
         layers = dataclasses.replace(chosen(), **changes)
         module.precision = layers.precision
         token = _CHOSEN.set(layers)
@@ -113,13 +113,13 @@ def _takes_layer_options(constructor: Callable[..., None]) -> Callable[..., None
     return construct
 
 
-def _check(given: Mapping[str, object]) -> None:
+def _check(values: Mapping[str, object]) -> None:
     for name in ("kernel_init", "bias_init"):
-        if not (given[name] is None or callable(given[name])):
+        if not (values[name] is None or callable(values[name])):
             raise TypeError(
-                f"{name} must be a function of a key, a shape and a dtype, got {type(given[name]).__name__}"
+                f"{name} must be a function of a key, a shape and a dtype, got {type(values[name]).__name__}"
             )
-    matmul_precision(given["precision"])  # raises for an unknown one
+    matmul_precision(values["precision"])  # raises for an unknown one
 
 
 def matmul_precision(precision: object) -> contextlib.AbstractContextManager[None]:
