@@ -295,12 +295,12 @@ def check_shared(is_shared: bool, is_given: bool) -> None:
     """Check that attention gets keys and values of an earlier layer exactly if it does not project them.
 
     Raises:
-        TypeError: they are missing, or superfluous.
+        ValueError: they are missing, or superfluous.
     """
     if is_shared and not is_given:
-        raise TypeError("shared must be given to attention that does not project keys")
+        raise ValueError("shared must be given to attention that does not project keys")
     if is_given and not is_shared:
-        raise TypeError("shared must be None for attention that projects keys")
+        raise ValueError("shared must be None for attention that projects keys")
 
 
 def check_caches(caches: object, blocks: int, *, pairs: bool = False) -> None:

@@ -29,7 +29,7 @@ from .positions import alibi_bias, apply_rotary, apply_temperature, relative_bia
 from .random import Rngs
 from .rms_norm import RMSNorm
 from .signatures import DType, typed_as
-from .signatures.attention import CachedAttentionCall, CachedOutput
+from .signatures.attention import CachedOutput, GroupedAttentionCall, SharedOutput
 
 
 class GroupedQueryAttention(Layer):
@@ -83,7 +83,7 @@ class GroupedQueryAttention(Layer):
             self.relative_bias = nnx.Param(jnp.zeros(shape, param_dtype))
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
-    @typed_as(CachedAttentionCall)
+    @typed_as(GroupedAttentionCall)
     @takes_mode
     def __call__(
         self,
@@ -95,7 +95,7 @@ class GroupedQueryAttention(Layer):
         return_weights: bool = False,
         shared: SharedKeys | None = None,
         return_shared: bool = False,
-    ) -> CachedOutput[KeyValueCache]:
+    ) -> CachedOutput[KeyValueCache] | SharedOutput:
         """Attend from every token to those that the config's mask shows it.
 
         Args:

@@ -96,9 +96,6 @@ def _takes_layer_options(constructor: Callable[..., None]) -> Callable[..., None
     def construct(module: Layer, *arguments: object, **options: object) -> None:
         values = {name: options.pop(name, None) for name in _NAMES}
         _check(values)
-        # The bundle would take any name.
-        for name in options.keys() - names:
-            raise TypeError(f"{constructor.__qualname__}() got an unexpected keyword argument {name!r}")
         changes = cast(LayerOptions, {name: option for name, option in values.items() if option is not None})
         layers = dataclasses.replace(chosen(), **changes)
         module.precision = layers.precision
@@ -107,6 +104,9 @@ def _takes_layer_options(constructor: Callable[..., None]) -> Callable[..., None
             constructor(module, *arguments, **options)
         finally:
             _CHOSEN.reset(token)
+        # The constructor itself refuses sizes in place of a config, but its bundle takes any other name.
+        for name in options.keys() - names:
+            raise TypeError(f"{constructor.__qualname__}() got an unexpected keyword argument {name!r}")
 
     added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _NAMES]
     construct.__dict__["__signature__"] = inspect.Signature([*parameters, *added])  # shown by `help`

@@ -28,7 +28,7 @@ from .random import JaxRngs
 from .resetting import Resettable
 from .rms_norm import RMSNorm
 from .signatures import DType, typed_as
-from .signatures.attention import CachedAttentionCall, CachedOutput
+from .signatures.attention import CachedOutput, GroupedAttentionCall, SharedOutput
 
 
 class GroupedQueryAttention(Resettable):
@@ -89,7 +89,7 @@ class GroupedQueryAttention(Resettable):
         if isinstance(self.config.position, RelativeBias):
             self.relative_bias.zero_()
 
-    @typed_as(CachedAttentionCall)
+    @typed_as(GroupedAttentionCall)
     def forward(
         self,
         x: Float[Tensor, "... t d"],
@@ -100,7 +100,7 @@ class GroupedQueryAttention(Resettable):
         return_weights: bool = False,
         shared: SharedKeys | None = None,
         return_shared: bool = False,
-    ) -> CachedOutput[KeyValueCache]:
+    ) -> CachedOutput[KeyValueCache] | SharedOutput:
         """Attend from every token to those that the config's mask shows it.
 
         Args:
@@ -122,9 +122,9 @@ class GroupedQueryAttention(Resettable):
             asked for; then the cache if given.
 
         Raises:
-            ValueError: shapes that do not fit, or more tokens than the cache has room for.
-            TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers, or
-                `shared` that is missing or superfluous.
+            ValueError: shapes that do not fit, more tokens than the cache has room for, or `shared` that is missing or
+                superfluous.
+            TypeError: an input that is not floating point, a mask that is not bool, or positions that are not integers.
         """
         config = self.config
         validation.check_shared(config.shared, shared is not None)

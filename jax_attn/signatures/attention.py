@@ -16,7 +16,7 @@ from attn_bridge.masks import Mask
 from ..options import ModeOptions
 
 if TYPE_CHECKING:
-    from ..decoding.cache import KeyValueCache
+    from ..decoding.cache import KeyValueCache, SharedKeys
     from ..decoding.recurrent_cache import RecurrentCache
 
 C = TypeVar("C")
@@ -27,6 +27,10 @@ AttentionMask: TypeAlias = Mask | Bool[Array, "..."] | Int[Array, "B s"]
 LayerCache: TypeAlias = "KeyValueCache | RecurrentCache | tuple[KeyValueCache, RecurrentCache] | tuple[()]"
 Output: TypeAlias = Array | tuple[Array, Array]
 CachedOutput: TypeAlias = Array | tuple[Array, Array] | tuple[Array, C] | tuple[Array, Array, C]
+SharedOutput: TypeAlias = (
+    "tuple[Array, SharedKeys] | tuple[Array, Array, SharedKeys] | tuple[Array, SharedKeys, KeyValueCache]"
+    " | tuple[Array, Array, SharedKeys, KeyValueCache]"
+)
 
 
 class AttentionOptions(ModeOptions, total=False):
@@ -39,6 +43,18 @@ class PositionOptions(AttentionOptions, total=False):
     """Those of a layer with positions."""
 
     positions: Int[Array, "... t"] | None
+
+
+class SharingOptions(PositionOptions, total=False):
+    """Those of attention that may take keys and values of an earlier layer."""
+
+    shared: SharedKeys | None
+
+
+class BlockOptions(SharingOptions, total=False):
+    """Those of a block."""
+
+    layer_input: Float[Array, "B T C"] | None
 
 
 class LatentOptions(PositionOptions, total=False):
@@ -119,6 +135,37 @@ class CachedAttentionCall(Protocol):
         return_weights: bool = False,
         **options: Unpack[PositionOptions],
     ) -> CachedOutput[KeyValueCache]: ...
+
+
+class GroupedAttentionCall(Protocol):
+    """Attention with positions and a cache, whose keys and values other layers may share."""
+
+    @overload
+    def __call__(
+        self, x: X, *, cache: None = None, return_weights: Literal[False] = False, **options: Unpack[SharingOptions]
+    ) -> Array: ...
+    @overload
+    def __call__(
+        self, x: X, *, cache: None = None, return_weights: Literal[True], **options: Unpack[SharingOptions]
+    ) -> tuple[Array, Array]: ...
+    @overload
+    def __call__(
+        self, x: X, *, cache: KeyValueCache, return_weights: Literal[False] = False, **options: Unpack[SharingOptions]
+    ) -> tuple[Array, KeyValueCache]: ...
+    @overload
+    def __call__(
+        self, x: X, *, cache: KeyValueCache, return_weights: Literal[True], **options: Unpack[SharingOptions]
+    ) -> tuple[Array, Array, KeyValueCache]: ...
+    @overload
+    def __call__(
+        self,
+        x: X,
+        *,
+        cache: KeyValueCache | None = None,
+        return_weights: bool = False,
+        return_shared: bool = False,
+        **options: Unpack[SharingOptions],
+    ) -> CachedOutput[KeyValueCache] | SharedOutput: ...
 
 
 class LatentAttentionCall(Protocol):
@@ -230,10 +277,12 @@ class BlockCall(Protocol):
     """A block of a decoder: attention and feed-forward layers."""
 
     @overload
-    def __call__(self, x: X, *, cache: None = None, **options: Unpack[PositionOptions]) -> Array: ...
+    def __call__(self, x: X, *, cache: None = None, **options: Unpack[BlockOptions]) -> Array: ...
     @overload
-    def __call__(self, x: X, *, cache: LayerCache, **options: Unpack[PositionOptions]) -> tuple[Array, LayerCache]: ...
+    def __call__(self, x: X, *, cache: LayerCache, **options: Unpack[BlockOptions]) -> tuple[Array, LayerCache]: ...
     @overload
     def __call__(
-        self, x: X, *, cache: LayerCache | None = None, **options: Unpack[PositionOptions]
-    ) -> Array | tuple[Array, LayerCache]: ...
+        self, x: X, *, cache: LayerCache | None = None, return_shared: bool = False, **options: Unpack[BlockOptions]
+    ) -> (
+        Array | tuple[Array, LayerCache] | tuple[Array, SharedKeys | None] | tuple[Array, SharedKeys | None, LayerCache]
+    ): ...

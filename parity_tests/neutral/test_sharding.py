@@ -58,7 +58,8 @@ def test_context_cuts_no_parameter():
 
 def test_whole_models_on_a_mesh_get_their_inputs():
     found = {case.name: sorted(case.numbers.inputs) for case in mesh_cases(tuple(MODELS))}
-    decoders = {name: ["tokens"] for name in ("DecoderModel", "DecoderModel experts", "DecoderModel hybrid")}
+    kinds = ("", " experts", " hybrid", " shared keys", " streams")
+    decoders = {f"DecoderModel{kind}": ["tokens"] for kind in kinds}
     others = {"EncoderDecoderModel": ["source", "tokens"], "GPTModel": ["ids"], "BertEncoder": ["ids"]}
     assert found == decoders | others
 

@@ -84,6 +84,7 @@ TAKEN = {
     "check_reorder": [((2,), "int32", 2, (0, 1)), ((2,), "uint8", 2)],
     "check_positions": [((4,), "int32", 2, 4), ((2, 4), "uint8", 2, 4), ((1, 4), "int64", 2, 4), *ROWS],
     "check_rows_given": [(None,)],
+    "check_shared": [(True, True), (False, False)],
 }
 
 # Check, its arguments, and the message; TypeErrors are about kinds and dtypes.
@@ -326,6 +327,8 @@ REFUSED = [
         for shapes, every_row in ((((2, 2, 4), (3, 4, 2), (3, 2, 1), (3, 2, 4, 1)), False), (((4,), (2, 4)), True))
         for shape in shapes
     ),
+    ("check_shared", (True, False), "shared must be given to attention that does not project keys"),
+    ("check_shared", (False, True), "shared must be None for attention that projects keys"),
     ("check_rows_given", ((2, 3, 4),), "positions of an image must be given, of shape (rows, B, T) = (2, 3, 4)"),
 ]
 

@@ -22,7 +22,7 @@ from attn_bridge.specs import Rotary
 
 from .. import functional
 from ..shards import beside
-from .trees import detached, register
+from .trees import register
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,9 +80,6 @@ class KeyValueCache:
     rolling: bool = False
     padded: bool = False
     adaptive: bool = False
-
-    def __getstate__(self) -> dict[str, object]:
-        return detached(vars(self))
 
     @classmethod
     def empty(

@@ -16,7 +16,7 @@ from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, ch
 
 from .. import functional
 from ..shards import beside
-from .trees import detached, register
+from .trees import register
 
 
 class RecurrentCache:
@@ -40,9 +40,6 @@ class RecurrentCache:
         self.conv_state = conv_state
         self.length = length
         self.capacity = capacity
-
-    def __getstate__(self) -> dict[str, object]:
-        return detached(vars(self))
 
     @classmethod
     def empty(

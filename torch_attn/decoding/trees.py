@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import copyreg
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 from torch.utils import _pytree as pytree  # its functions have no other name for classes that are no dataclasses
 
 
 def register(cache: type[object], leaves: Sequence[str], fixed: Sequence[str]) -> None:
-    """Have torch take caches of a class for trees.
+    """Have torch take caches of a class for trees, and copies and pickles hold their numbers alone.
+
+    torch copies no tensor that has a graph of gradients.
 
     Args:
         cache: the class.
@@ -32,6 +35,7 @@ def register(cache: type[object], leaves: Sequence[str], fixed: Sequence[str]) -
             setattr(restored, name, value)
         return restored
 
+    copyreg.pickle(cache, _reduced)
     pytree.register_pytree_node(
         cache,
         flatten,
@@ -43,6 +47,12 @@ def register(cache: type[object], leaves: Sequence[str], fixed: Sequence[str]) -
     )
 
 
-def detached(fields: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields of a cache for a copy of its numbers: torch copies no tensor that has a graph of gradients."""
-    return {name: field.detach() if isinstance(field, Tensor) else field for name, field in fields.items()}
+def _reduced(cache: object) -> tuple[Callable[..., object], tuple[type[object], dict[str, object]]]:
+    fields = {name: field.detach() if isinstance(field, Tensor) else field for name, field in vars(cache).items()}
+    return _restored, (type(cache), fields)
+
+
+def _restored(kind: type[object], fields: Mapping[str, object]) -> object:
+    restored = object.__new__(kind)
+    vars(restored).update(fields)
+    return restored

@@ -14,7 +14,7 @@ from torch import Tensor
 from attn_bridge.masks import Mask
 
 if TYPE_CHECKING:
-    from ..decoding.cache import KeyValueCache
+    from ..decoding.cache import KeyValueCache, SharedKeys
     from ..decoding.recurrent_cache import RecurrentCache
 
 C = TypeVar("C")
@@ -25,6 +25,10 @@ AttentionMask: TypeAlias = Mask | Bool[Tensor, "..."] | Int[Tensor, "B s"]
 LayerCache: TypeAlias = "KeyValueCache | RecurrentCache | tuple[KeyValueCache, RecurrentCache] | tuple[()]"
 Output: TypeAlias = Tensor | tuple[Tensor, Tensor]
 CachedOutput: TypeAlias = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, C] | tuple[Tensor, Tensor, C]
+SharedOutput: TypeAlias = (
+    "tuple[Tensor, SharedKeys] | tuple[Tensor, Tensor, SharedKeys] | tuple[Tensor, SharedKeys, KeyValueCache]"
+    " | tuple[Tensor, Tensor, SharedKeys, KeyValueCache]"
+)
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -37,6 +41,18 @@ class PositionOptions(AttentionOptions, total=False):
     """Those of a layer with positions."""
 
     positions: Int[Tensor, "... t"] | None
+
+
+class SharingOptions(PositionOptions, total=False):
+    """Those of attention that may take keys and values of an earlier layer."""
+
+    shared: SharedKeys | None
+
+
+class BlockOptions(SharingOptions, total=False):
+    """Those of a block."""
+
+    layer_input: Float[Tensor, "B T C"] | None
 
 
 class LatentOptions(PositionOptions, total=False):
@@ -117,6 +133,37 @@ class CachedAttentionCall(Protocol):
         return_weights: bool = False,
         **options: Unpack[PositionOptions],
     ) -> CachedOutput[KeyValueCache]: ...
+
+
+class GroupedAttentionCall(Protocol):
+    """Attention with positions and a cache, whose keys and values other layers may share."""
+
+    @overload
+    def __call__(
+        self, x: X, *, cache: None = None, return_weights: Literal[False] = False, **options: Unpack[SharingOptions]
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self, x: X, *, cache: None = None, return_weights: Literal[True], **options: Unpack[SharingOptions]
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(
+        self, x: X, *, cache: KeyValueCache, return_weights: Literal[False] = False, **options: Unpack[SharingOptions]
+    ) -> tuple[Tensor, KeyValueCache]: ...
+    @overload
+    def __call__(
+        self, x: X, *, cache: KeyValueCache, return_weights: Literal[True], **options: Unpack[SharingOptions]
+    ) -> tuple[Tensor, Tensor, KeyValueCache]: ...
+    @overload
+    def __call__(
+        self,
+        x: X,
+        *,
+        cache: KeyValueCache | None = None,
+        return_weights: bool = False,
+        return_shared: bool = False,
+        **options: Unpack[SharingOptions],
+    ) -> CachedOutput[KeyValueCache] | SharedOutput: ...
 
 
 class LatentAttentionCall(Protocol):
@@ -228,10 +275,15 @@ class BlockCall(Protocol):
     """A block of a decoder: attention and feed-forward layers."""
 
     @overload
-    def __call__(self, x: X, *, cache: None = None, **options: Unpack[PositionOptions]) -> Tensor: ...
+    def __call__(self, x: X, *, cache: None = None, **options: Unpack[BlockOptions]) -> Tensor: ...
     @overload
-    def __call__(self, x: X, *, cache: LayerCache, **options: Unpack[PositionOptions]) -> tuple[Tensor, LayerCache]: ...
+    def __call__(self, x: X, *, cache: LayerCache, **options: Unpack[BlockOptions]) -> tuple[Tensor, LayerCache]: ...
     @overload
     def __call__(
-        self, x: X, *, cache: LayerCache | None = None, **options: Unpack[PositionOptions]
-    ) -> Tensor | tuple[Tensor, LayerCache]: ...
+        self, x: X, *, cache: LayerCache | None = None, return_shared: bool = False, **options: Unpack[BlockOptions]
+    ) -> (
+        Tensor
+        | tuple[Tensor, LayerCache]
+        | tuple[Tensor, SharedKeys | None]
+        | tuple[Tensor, SharedKeys | None, LayerCache]
+    ): ...

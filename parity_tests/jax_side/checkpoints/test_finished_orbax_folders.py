@@ -53,13 +53,13 @@ def test_the_manager_keeps_and_lists_our_step(source, tmp_path, mode, more):
 @pytest.mark.parametrize("more", [{}, {"settings": {"ocdbt": 1}}])
 def test_the_marker_is_the_last_file_and_the_same_anywhere(source, tmp_path, monkeypatch, more):
     written = []
-    put = orbax_writer.OrbaxWriter._put
+    put = orbax_writer.put
 
-    def noted(self, path, data):
+    def noted(path, data):
         written.append((path.name, sorted(one.name for one in path.parent.iterdir())))
-        put(self, path, data)
+        put(path, data)
 
-    monkeypatch.setattr(orbax_writer.OrbaxWriter, "_put", noted)
+    monkeypatch.setattr(orbax_writer, "put", noted)
     markers = [convert(source, tmp_path / name, **more).target / MARKER for name in ("one", "two")]
     assert markers[0].read_bytes() == markers[1].read_bytes() != b""
     (before,) = [inside for name, inside in written[: len(written) // 2] if name == MARKER]

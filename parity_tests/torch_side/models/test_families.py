@@ -16,6 +16,7 @@ from attn_bridge.masks import causal, sliding_window
 from attn_bridge.models import families
 from attn_bridge.models.derived import known
 from attn_bridge.models.handwritten import gpt2
+from attn_bridge.models.reading import multimodal
 from attn_bridge.specs.position import Rotary
 from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import to_numpy
@@ -100,17 +101,19 @@ COMPUTED = {
     ("qwen3", "sliding_window"): "None unless use_sliding_window",
     ("qwen3_moe", "sliding_window"): "None unless use_sliding_window",
     ("deepseek_v2", "norm_topk_prob"): "read for DeepSeek-V3 alone",
+    ("gemma3n_text", "intermediate_size"): "the same for each layer",
+    ("gemma4_text", "head_dim"): "per layer there: another one in layers of full attention",
 }
 """Defaults that `transformers` has otherwise, and why they mean the same."""
 
 
 @pytest.mark.parametrize("name", HANDWRITTEN)
 def test_a_missing_key_has_the_default_of_transformers(name):
-    theirs = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]()
+    theirs = transformers.models.auto.configuration_auto.CONFIG_MAPPING[multimodal.written_type(name)]()
     ours = {
         key: value
         for key, value in families.FAMILIES[name].defaults.items()
-        if hasattr(theirs, key) and value != "auto" and (name, key) not in COMPUTED
+        if (name, key) not in COMPUTED and hasattr(theirs, key) and value != "auto"
     }
     assert ours == {key: getattr(theirs, key) for key in ours}
 

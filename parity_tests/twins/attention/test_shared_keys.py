@@ -89,8 +89,8 @@ def test_a_cache_of_the_lender_changes_nothing(side, rolling):
 
 def test_keys_that_are_missing_or_superfluous_are_refused(side):
     x = side.array(X)
-    with pytest.raises(TypeError, match=r"^shared must be given to attention that does not project keys$"):
+    with pytest.raises(ValueError, match=r"^shared must be given to attention that does not project keys$"):
         side.borrower(x)
     _, shared = side.lender(x, return_shared=True)
-    with pytest.raises(TypeError, match=r"^shared must be None for attention that projects keys$"):
+    with pytest.raises(ValueError, match=r"^shared must be None for attention that projects keys$"):
         side.lender(x, shared=shared)
