@@ -117,10 +117,9 @@ class GroupedQueryAttention(Layer):
             asked for; then the cache if given.
 
         Raises:
-            ValueError: shapes that do not fit, or more tokens than the cache has room for; a jit raises when it runs,
-                and its results are NaN.
-            TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers, or
-                `shared` that is missing or superfluous.
+            ValueError: shapes that do not fit, more tokens than the cache has room for, or `shared` that is missing or
+                superfluous; a jit raises for the room when it runs, and its results are NaN.
+            TypeError: an input that is not floating point, a mask that is not bool, or positions that are not integers.
         """
         config = self.config
         validation.check_shared(config.shared, shared is not None)
