@@ -27,6 +27,10 @@ PER_OPERATION = 1000
 TRACED = 10
 """How many times that an operation takes to be traced and run, forward and backward."""
 
+MOST_TIMES = 4
+"""A changed run may take this many times as many steps as the one without a change, which a loop may need; it may also
+never end."""
+
 MOST_VALUES = 1 << 22
 """Most elements of the values that are kept of a run."""
 

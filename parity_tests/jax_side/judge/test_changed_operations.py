@@ -132,6 +132,16 @@ def test_code_that_runs_repeatedly_is_changed_everywhere():
     assert texts == ["sin for cos"]
 
 
+def test_a_loop_that_a_change_keeps_from_ending_is_given_up():
+    """Halving becomes doubling; and the logarithm in place of the root is no number, which no step makes small."""
+
+    def shrunk(x):
+        x = jnp.sqrt(x - x.min())
+        return jax.lax.while_loop(lambda x: ~(jnp.abs(x).max() <= 0.1), lambda x: x / 2.0, x)
+
+    assert not changes(lambda x: jnp.sin(x) * x[::-1] + 5, shrunk)
+
+
 def test_a_change_that_fits_one_input_alone_is_not_named():
     def right(x):
         return x * 3

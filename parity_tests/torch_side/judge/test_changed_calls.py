@@ -75,5 +75,17 @@ def test_changes_name_their_line():
     assert "test_changed_calls.py:" in where
 
 
+def test_a_loop_that_a_change_keeps_from_ending_is_given_up():
+    """The logarithm in place of the root is no number, which no number of steps makes small."""
+
+    def shrunk(x):
+        x = torch.sqrt(x - x.min())
+        while not x.abs().max() <= 0.1:
+            x = x / 2.0
+        return x
+
+    assert not changes(lambda x: x.sin() * x.flip(0) + 5, shrunk)
+
+
 def test_nothing_is_named_where_no_change_fits():
     assert not changes(lambda x: x.sin() * x.flip(0) + 5, lambda x: x.cos() * x)

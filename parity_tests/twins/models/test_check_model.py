@@ -28,7 +28,6 @@ from attn_parity.check.model.report import ModelReport
 from attn_parity.frameworks.jax import decoded as flax_decoded
 from attn_parity.frameworks.torch import decoded as torch_decoded
 from attn_parity.frameworks.torch import hugging_face
-from attn_parity.sides import large
 
 from ...support.calls import cover
 from ...support.models import drawn_decoders
@@ -282,7 +281,7 @@ def test_decoding_is_judged_where_the_angles_stay(case):
 
 @cover.some("oracle", ["transformers", "torch"], always=["torch"])
 def test_large_weights_are_judged_as_small_ones_are(shallow, tmp_path, monkeypatch, oracle):
-    monkeypatch.setattr(large, "LARGE", 64)
+    monkeypatch.setattr("attn_parity.sides.arrays.LARGE", 64)
     arrays = changed(shallow, tmp_path / "wrong")
     arrays["model.layers.0.mlp.up_proj.weight"] *= 1.0001
     save_file(arrays, tmp_path / "wrong" / "model.safetensors")

@@ -16,6 +16,7 @@ from ....hints.changes import (
     BINARY,
     COMPARISONS,
     MOST_PARTS,
+    MOST_TIMES,
     MOST_VALUES,
     PER_OPERATION,
     Budget,
@@ -96,11 +97,12 @@ class ChangedCalls(TorchFunctionMode):
     Args:
         at: numbers of the calls that are changed; none records.
         change: makes its result from a call.
+        most: calls after which a changed run is given up: with a change, a loop may never end.
     """
 
-    def __init__(self, at: Collection[int] = (), change: ChangedResult | None = None):
+    def __init__(self, at: Collection[int] = (), change: ChangedResult | None = None, most: int = 0):
         super().__init__()
-        self._at, self._change, self._number = at, change, 0
+        self._at, self._change, self._most, self._number = at, change, most, 0
         self.calls: list[TorchCall] = []
         self.elements = 0
         self.moved = 0
@@ -121,6 +123,8 @@ class ChangedCalls(TorchFunctionMode):
             if self.elements > MOST_VALUES:
                 raise CannotPromoteError("its values are too many to keep")
             return result
+        if number > self._most:
+            raise CannotPromoteError("it does not end with this change")
         result = func(*args, **kwargs)
         if number not in self._at or self._change is None:
             return result
@@ -146,7 +150,7 @@ def found(
         if not budget.spend(cost):
             return None
         try:
-            return run(sample, ChangedCalls(at, change))
+            return run(sample, ChangedCalls(at, change, MOST_TIMES * len(record.calls)))
         except Exception:  # a change may make any call fail
             return None
 

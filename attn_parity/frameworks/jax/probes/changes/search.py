@@ -6,13 +6,13 @@ what depends on these is computed again. In loops every step has the change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .....hints.changes import MOST_VALUES, PER_OPERATION, Budget, agree, apart, solved
+from .....hints.changes import MOST_TIMES, MOST_VALUES, PER_OPERATION, Budget, agree, apart, solved
 from .....sides.arrays import LargeWeight
-from .....sides.subject import Array
+from .....sides.subject import Array, CannotPromoteError
 from ..numpy_interpreter import Interpreter
 from .kinds import changes_of
 from .operands import with_number
@@ -31,11 +31,14 @@ class ChangedPrograms(Interpreter):
         super().__init__()
         self._programs: dict[int, tuple[Jaxpr, Program]] = {}
         self._changes: dict[int, Mapping[int, Results]] = {}
+        self._most_runs: int | None
         self.program = self._program(closed)
         self.values: dict[int, Value] = dict(zip(self.program.inputs, args, strict=True))
         self.values |= {number: self.constant(value) for number, value in self.program.constants.items()}
         self.budget = Budget()
+        self._runs, self._most_runs = 0, None
         self.is_small = self._keep()
+        self._plain_runs = self._runs
 
     def _program(self, closed: Jaxpr) -> Program:
         key = id(closed.jaxpr)
@@ -52,7 +55,7 @@ class ChangedPrograms(Interpreter):
                     operation.equation, [self._value(item, self.values) for item in operation.operands]
                 )
                 self.values.update(zip(operation.results, results, strict=True))
-                kept += sum(np.size(item) for item in results)
+                kept += _sizes(results)
                 if kept > MOST_VALUES:
                     return False
         return not any(isinstance(item, LargeWeight) for item in self.values.values())
@@ -73,6 +76,11 @@ class ChangedPrograms(Interpreter):
         for at, operation in enumerate(program.operations):
             results = changes[at](read) if at in changes else plain(self, operation, read)
             values.update(zip(operation.results, results, strict=True))
+        self._runs += 1
+        if self._most_runs is not None:
+            work = PER_OPERATION * len(program.operations) + _sizes(values.values())
+            if self._runs > self._most_runs or not self.budget.spend(work):
+                raise CannotPromoteError("it does not end with this change")
         return [read(atom) for atom in program.outputs]
 
     @property
@@ -89,6 +97,7 @@ class ChangedPrograms(Interpreter):
 
         pending = set(results)
         operations = self.program.operations
+        self._runs, self._most_runs = 0, MOST_TIMES * self._plain_runs
         try:
             with np.errstate(all="ignore"):
                 while pending:
@@ -96,10 +105,7 @@ class ChangedPrograms(Interpreter):
                     pending.remove(at)
                     operation = operations[at]
                     made = results[at](read) if at in results else plain(self, operation, read)
-                    work = PER_OPERATION + sum(np.size(item) for item in made)
-                    if operation.name in ("scan", "while"):
-                        work *= 10 * max(int(operation.params.get("length", 10)), 1)
-                    if not self.budget.spend(work):
+                    if not self.budget.spend(PER_OPERATION + _sizes(made)):
                         return None
                     for number, value in zip(operation.results, made, strict=True):
                         old = self.values[number]
@@ -108,6 +114,8 @@ class ChangedPrograms(Interpreter):
                             pending.update(self.program.takes.get(number, ()))
         except Exception:  # a change may make any operation fail
             return None
+        finally:
+            self._most_runs = None
         made_outputs = [np.asarray(read(item)) for item in self.program.outputs]
         return made_outputs if new else None
 
@@ -198,3 +206,8 @@ class ChangedPrograms(Interpreter):
                     if value is not None and value != number and fits(changes(value)):
                         return [(f"{value:.6g} for {number:.6g}", item.where)]
         return []
+
+
+def _sizes(values: Iterable[Value]) -> int:
+    """Return how many elements some values have."""
+    return sum(np.size(value) for value in values)
