@@ -26,10 +26,10 @@ from .embedding import Embedding
 from .initial_weights import ParameterOptions, linear
 from .layer_norm import LayerNorm
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 
 
-class BertEncoder(Pretrained, Resettable):
+class BertEncoder(Pretrained, Layer):
     """BERT without its pooler: embeddings of tokens, positions and segments, and layers of attention.
 
     Position ``t`` of a sequence has position embedding ``t``, padding on the left included, as in `transformers`.
@@ -108,7 +108,7 @@ class BertEncoder(Pretrained, Resettable):
         return x
 
 
-class BertLayer(Resettable):
+class BertLayer(Layer):
     """Attention and feed-forward layers, each added to its input, and the sum normalised.
 
     Args:
@@ -133,7 +133,7 @@ class BertLayer(Resettable):
         return self.norm2(x + self.drop_shortcut(self.ff(x)))
 
 
-class BertAttention(Resettable):
+class BertAttention(Layer):
     """Multi-head attention to every token except padding.
 
     Args:

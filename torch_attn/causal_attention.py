@@ -20,12 +20,12 @@ from .checkpoints.book import accept_book_mask
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
-class CausalAttention(Resettable):
+class CausalAttention(Layer):
     """Self-attention in which a token attends to itself and to what came before it.
 
     Args:

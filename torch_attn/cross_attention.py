@@ -22,12 +22,12 @@ from .decoding.cache import KeyValueCache
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, CrossAttentionCall
 
 
-class CrossAttention(Resettable):
+class CrossAttention(Layer):
     """Multi-head attention whose queries come from the input, and whose keys and values come from the context.
 
     Args:

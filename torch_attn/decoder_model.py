@@ -31,13 +31,13 @@ from .embedding import Embedding
 from .initial_weights import linear
 from .losses import check_labels, mean_loss
 from .random import JaxRngs, RandomSource
-from .resetting import Resettable
+from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LayerCache
 from .signatures.models import DecoderCache, DecoderCall
 
 
-class DecoderModel(Pretrained, Resettable):
+class DecoderModel(Pretrained, Layer):
     """Token embeddings, blocks of attention and feed-forward layers, a norm, and logits.
 
     Args:

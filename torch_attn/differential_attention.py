@@ -23,12 +23,12 @@ from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .initial_weights import linear, normal
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import CachedAttentionCall, CachedOutput
 
 
-class DifferentialAttention(Resettable):
+class DifferentialAttention(Layer):
     """Pairs of heads that share their values: a share of the second head's output is subtracted from the first's.
 
     Args:

@@ -28,13 +28,13 @@ from .embedding import Embedding
 from .initial_weights import linear
 from .losses import check_labels, mean_loss
 from .random import JaxRngs, RandomSource
-from .resetting import Resettable
+from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput
 from .signatures.models import EncoderDecoderCache, EncoderDecoderCall, Source
 
 
-class EncoderDecoderModel(Pretrained, Resettable):
+class EncoderDecoderModel(Pretrained, Layer):
     """An encoder of tokens or of sound, a decoder of tokens that attends to the encoder's output, and logits.
 
     Args:

@@ -30,13 +30,13 @@ from .layer_norm import LayerNorm
 from .losses import check_labels, mean_loss
 from .multi_head_attention import MultiHeadAttention
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import Output
 from .signatures.models import GPTCall
 
 
-class GPTModel(Pretrained, Resettable):
+class GPTModel(Pretrained, Layer):
     """A GPT: embeddings of tokens and positions, blocks of attention and feed-forward layers, and logits.
 
     Args:
@@ -198,7 +198,7 @@ class GPTModel(Pretrained, Resettable):
         return steps()
 
 
-class TransformerBlock(Resettable):
+class TransformerBlock(Layer):
     """Attention and feed-forward layers, each applied to the norm of its residual input.
 
     Args:

@@ -25,13 +25,13 @@ from .initial_weights import linear
 from .layer_norm import LayerNorm
 from .positions import alibi_bias, apply_rotary, apply_temperature, relative_bias, relative_buckets, rotary_tables
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 from .rms_norm import RMSNorm
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, GroupedAttentionCall, SharedOutput
 
 
-class GroupedQueryAttention(Resettable):
+class GroupedQueryAttention(Layer):
     """Multi-head, grouped-query or multi-query attention, as Llama, Qwen, Gemma, gpt-oss, OLMo, BLOOM and T5 run it.
 
     Args:

@@ -14,10 +14,10 @@ from attn_bridge.specs import LayerNormConfig
 
 from . import functional
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 
 
-class LayerNorm(Resettable):
+class LayerNorm(Layer):
     """Layer normalisation over the last axis, with a biased, two-pass variance.
 
     Args:

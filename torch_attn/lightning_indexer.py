@@ -20,10 +20,10 @@ from .initial_weights import linear
 from .layer_norm import LayerNorm
 from .positions import apply_rotary
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 
 
-class LightningIndexer(Resettable):
+class LightningIndexer(Layer):
     """Choice of the keys that a query attends to; no gradient flows through it.
 
     Args:

@@ -22,12 +22,12 @@ from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
 from .random import JaxRngs
 from .recurrent import recurrence
-from .resetting import Resettable
+from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LinearAttentionCall
 
 
-class LinearAttention(Resettable):
+class LinearAttention(Layer):
     """Causal attention whose weights are ``features(query) features(key)``, divided by their sum over the keys.
 
     Args:

@@ -21,12 +21,12 @@ from .checkpoints.book import accept_book_mask
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
-class MultiHeadAttention(Resettable):
+class MultiHeadAttention(Layer):
     """Causal multi-head attention: one query, key and value projection, split into heads, and an output projection.
 
     Args:

@@ -20,12 +20,12 @@ from . import functional
 from .causal_attention import CausalAttention
 from .dropout import Dropout
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
-class MultiHeadAttentionWrapper(Resettable):
+class MultiHeadAttentionWrapper(Layer):
     """Multi-head attention as a list of `CausalAttention`, whose outputs are concatenated; no output projection.
 
     The heads hold the weights; their attention is computed in one call, all heads at once.

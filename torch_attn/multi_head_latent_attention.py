@@ -23,13 +23,13 @@ from .dropout import Dropout
 from .initial_weights import linear
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 from .rms_norm import RMSNorm
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LatentAttentionCall
 
 
-class MultiHeadLatentAttention(Resettable):
+class MultiHeadLatentAttention(Layer):
     """Attention in heads whose keys and values come from a latent, next to one shared key with a rotary position.
 
     Args:

@@ -20,7 +20,7 @@ class HasForward(Protocol[Forward]):
         """The method that a call of the module runs."""
 
 
-class Resettable(nn.Module):
+class Layer(nn.Module):
     """A module whose parameters can be drawn again, such as after it was made on the meta device."""
 
     if TYPE_CHECKING:

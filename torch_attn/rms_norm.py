@@ -14,10 +14,10 @@ from attn_bridge.specs import RMSNormConfig
 
 from . import functional
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 
 
-class RMSNorm(Resettable):
+class RMSNorm(Layer):
     """Root mean square normalisation over the last axis: no mean is subtracted and nothing is added.
 
     Args:

@@ -19,12 +19,12 @@ from attn_bridge.specs import SelfAttentionV1Config
 from . import functional
 from .initial_weights import uniform
 from .random import JaxRngs, check_rngs
-from .resetting import Resettable
+from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
-class SelfAttention_v1(Resettable):
+class SelfAttention_v1(Layer):
     """Self-attention whose query, key and value are products with bare matrices.
 
     Args:

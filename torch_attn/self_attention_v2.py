@@ -18,12 +18,12 @@ from attn_bridge.specs import SelfAttentionV2Config
 from . import functional
 from .initial_weights import linear
 from .random import JaxRngs
-from .resetting import Resettable
+from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 
 
-class SelfAttention_v2(Resettable):
+class SelfAttention_v2(Layer):
     """Self-attention whose query, key and value are linear layers.
 
     Args:

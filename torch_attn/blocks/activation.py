@@ -16,7 +16,7 @@ from attn_bridge.specs.feed_forward import XIELU as NUMBERS
 
 from .. import functional
 from ..random import JaxRngs
-from ..resetting import Resettable
+from ..resetting import Layer
 
 
 def _quick_gelu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -56,7 +56,7 @@ XIELU_START = {"alpha_p": math.log(math.expm1(0.8)), "alpha_n": math.log(math.ex
 """Initial numbers of `XIELU`: both slopes at 0.8 (arXiv 2411.13010)."""
 
 
-class XIELU(Resettable):
+class XIELU(Layer):
     """xIELU: ``softplus(alpha_p) * x**2 + beta * x`` where x is positive, an exponential elsewhere (arXiv 2411.13010).
 
     There it is ``(expm1(min(x, eps)) - x) * (beta + softplus(alpha_n)) + beta * x``. `beta` and `eps` get no gradients.

@@ -17,14 +17,14 @@ from attn_bridge.specs import AlternatingUpdatesConfig
 from .. import functional
 from ..initial_weights import linear
 from ..random import JaxRngs
-from ..resetting import Resettable
+from ..resetting import Layer
 from ..rms_norm import RMSNorm
 
 LEAST = 1e-5
 """Least mean square of a stream whose magnitude is changed, as in Gemma 3n."""
 
 
-class AlternatingUpdates(Resettable):
+class AlternatingUpdates(Layer):
     """Predicts the streams in front of a block's sublayers, and corrects them behind.
 
     Args:

@@ -31,7 +31,7 @@ from ..mamba import Mamba
 from ..mamba2 import Mamba2
 from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..random import JaxRngs
-from ..resetting import Resettable
+from ..resetting import Layer
 from ..rms_norm import RMSNorm
 from ..signatures import typed_as
 from ..signatures.attention import BlockCall, LayerCache
@@ -58,7 +58,7 @@ Attention: TypeAlias = (
 ATTENTIONS = {kind.__name__: kind for kind in get_args(Attention)}
 
 
-class DecoderBlock(Resettable):
+class DecoderBlock(Layer):
     """Attention and feed-forward layers, each added to its input.
 
     Args:

@@ -18,7 +18,7 @@ from ..decoding.cache import KeyValueCache
 from ..dropout import Dropout
 from ..grouped_query_attention import GroupedQueryAttention
 from ..initial_weights import ParameterOptions
-from ..resetting import Resettable
+from ..resetting import Layer
 from .decoder_block import make_norm
 from .feed_forward import make_feed_forward
 
@@ -26,7 +26,7 @@ BlockCache: TypeAlias = tuple[KeyValueCache, KeyValueCache | None]
 """Keys and values of the tokens, and of the context once it is given."""
 
 
-class EncoderDecoderBlock(Resettable):
+class EncoderDecoderBlock(Layer):
     """Attention, in a decoder attention to a context, and feed-forward layers, each added to its input.
 
     Args:

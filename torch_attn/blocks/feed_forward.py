@@ -15,11 +15,11 @@ from attn_bridge.specs import FeedForwardConfig
 
 from ..dropout import Dropout
 from ..initial_weights import ParameterOptions, linear
-from ..resetting import Resettable
+from ..resetting import Layer
 from .activation import XIELU, Activation
 
 
-class FeedForward(Resettable):
+class FeedForward(Layer):
     """Two linear layers with an activation between them: ``layers[2](activation(layers[0](x)))``.
 
     Args:
@@ -48,7 +48,7 @@ class FeedForward(Resettable):
         return self.layers[2](hidden)
 
 
-class GatedFeedForward(Resettable):
+class GatedFeedForward(Layer):
     """Three linear layers, of which one gates another: ``fc3(activation(fc1(x)) * fc2(x))`` (arXiv 2002.05202).
 
     Args:

@@ -17,10 +17,10 @@ from attn_bridge.specs import HyperConnectionConfig
 from .. import functional
 from ..initial_weights import linear
 from ..random import JaxRngs
-from ..resetting import Resettable
+from ..resetting import Layer
 
 
-class HyperConnection(Resettable):
+class HyperConnection(Layer):
     """A residual connection of several streams: a layer reads their weighted sum, and they are mixed as it is added.
 
     The matrix that mixes them has rows and columns that sum to 1, so that no stream grows with the depth of a model.

@@ -18,12 +18,12 @@ from .. import functional
 from ..implementations.second_derivatives import in_vmap
 from ..initial_weights import linear
 from ..random import JaxRngs
-from ..resetting import Resettable
+from ..resetting import Layer
 from ..rms_norm import RMSNorm
 from .feed_forward import GatedFeedForward
 
 
-class MixtureOfExperts(Resettable):
+class MixtureOfExperts(Layer):
     """The weighted sum of a token's experts, plus the output of shared layers for every token.
 
     Args:

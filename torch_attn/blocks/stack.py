@@ -21,14 +21,14 @@ from ..decoding.cache import positions_of
 from ..dropout import Dropout
 from ..embedding import Embedding
 from ..initial_weights import ParameterOptions
-from ..resetting import Resettable
+from ..resetting import Layer
 from .activation import Activation
 from .convolution import Convolution
 from .decoder_block import make_norm
 from .encoder_decoder_block import BlockCache, EncoderDecoderBlock
 
 
-class Stack(Resettable):
+class Stack(Layer):
     """Embeddings or convolutions, positions and blocks, with norms before and behind them.
 
     Args:

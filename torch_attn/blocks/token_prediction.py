@@ -16,12 +16,12 @@ from attn_bridge.specs import TokenPredictionConfig
 from .. import functional
 from ..initial_weights import linear
 from ..random import JaxRngs
-from ..resetting import Resettable
+from ..resetting import Layer
 from ..signatures.attention import LayerCache
 from .decoder_block import DecoderBlock, make_norm
 
 
-class TokenPrediction(Resettable):
+class TokenPrediction(Layer):
     """A block behind a decoder that maps states of a position, and the next token, to states of that token.
 
     Embeddings and head are the decoder's. ``states = predict(x[:, :-1], decoder.tok_emb(tokens[:, 1:], "tokens"))``,

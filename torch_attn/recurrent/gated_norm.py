@@ -14,10 +14,10 @@ from attn_bridge.specs.mamba2 import GatedNormOrder
 
 from .. import functional
 from ..random import JaxRngs
-from ..resetting import Resettable
+from ..resetting import Layer
 
 
-class GatedNorm(Resettable):
+class GatedNorm(Layer):
     """Multiply features by ``silu(gate)``, bring each group of them to mean square 1, and scale.
 
     Or gate them last, or without a norm.

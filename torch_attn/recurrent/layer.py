@@ -15,7 +15,7 @@ from attn_bridge.masks import Mask
 
 from .. import functional
 from ..decoding.recurrent_cache import RecurrentCache
-from ..resetting import Resettable
+from ..resetting import Layer
 from ..signatures import typed_as
 from ..signatures.attention import RecurrentCall
 from . import recurrence
@@ -30,7 +30,7 @@ LayerRead: TypeAlias = tuple[Float[Tensor, "B T e"], tuple[Float[Tensor, "B H D 
 """The output, and the states that the tokens leave."""
 
 
-class RecurrentLayer(Resettable):
+class RecurrentLayer(Layer):
     """Base of recurrent layers; a subclass sets `config` and `form`, has a layer `W_query`, and defines `_read`.
 
     Attributes:
