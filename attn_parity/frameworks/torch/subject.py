@@ -297,6 +297,12 @@ class TorchSubject:
                 return results, [call for call in recorder.calls() if call.path != path]
         raise AssertionError("gradients that are accumulated need no other way")
 
+    @property
+    def _is_distributed(self) -> bool:
+        """Whether several processes run the side: they might try other changes each, and wait for ever."""
+        processes = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return self.mesh is not None or (processes and torch.distributed.get_world_size() > 1)
+
     def changes(
         self,
         weights: Mapping[str, Array],
@@ -312,7 +318,7 @@ class TorchSubject:
             return execution.results(weights, samples[sample][0], None, self._accumulates).outputs
 
         with ONE_AT_A_TIME:
-            return found(run, [wanted for _, wanted in samples])
+            return [] if self._is_distributed else found(run, [wanted for _, wanted in samples])
 
     def gradient_changes(
         self,
@@ -330,7 +336,7 @@ class TorchSubject:
             return execution.results(weights, sample.arguments, sample.cotangents, self._accumulates)
 
         with ONE_AT_A_TIME:
-            return stopped_in(run, samples)
+            return [] if self._is_distributed else stopped_in(run, samples)
 
     def drawing(self, source: Masks | MaskPlan | None) -> contextlib.AbstractContextManager[object]:
         """Return the context in which dropout takes its masks from `source`, in train mode."""
