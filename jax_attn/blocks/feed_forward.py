@@ -80,8 +80,11 @@ class GatedFeedForward(nnx.Module):
 
     def _sparse(self, gate: Float[Array, "... h"]) -> Float[Array, "... h"]:
         """Return the gate less a bound, which follows from its mean and deviation, and 0 below it."""
-        deviation = gate.std(-1, keepdims=True)
-        return jax.nn.relu(gate - (gate.mean(-1, keepdims=True) + deviation * self.config.bound))
+        mean = gate.mean(-1, keepdims=True)
+        variance = ((gate - mean) * (gate - mean)).mean(-1, keepdims=True)
+        # A gate of equal numbers has no deviation, and none of its gradient; the root's is infinite.
+        deviation = jnp.where(variance > 0.0, jnp.sqrt(jnp.where(variance > 0.0, variance, 1.0)), 0.0)
+        return jax.nn.relu(gate - (mean + deviation * self.config.bound))
 
 
 def make_feed_forward(config: FeedForwardConfig, **options: Any) -> FeedForward | GatedFeedForward:

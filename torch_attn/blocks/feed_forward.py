@@ -81,8 +81,11 @@ class GatedFeedForward(Layer):
 
     def _sparse(self, gate: Float[Tensor, "... h"]) -> Float[Tensor, "... h"]:
         """Return the gate less a bound, which follows from its mean and deviation, and 0 below it."""
-        deviation = gate.std(-1, keepdim=True, correction=0)
-        return nn.functional.relu(gate - (gate.mean(-1, keepdim=True) + deviation * self.config.bound))
+        mean = gate.mean(-1, keepdim=True)
+        variance = ((gate - mean) * (gate - mean)).mean(-1, keepdim=True)
+        # A gate of equal numbers has no deviation, and none of its gradient; the root's is infinite.
+        deviation = torch.where(variance > 0.0, torch.sqrt(torch.where(variance > 0.0, variance, 1.0)), 0.0)
+        return nn.functional.relu(gate - (mean + deviation * self.config.bound))
 
 
 def make_feed_forward(config: FeedForwardConfig, **options: Any) -> FeedForward | GatedFeedForward:

@@ -17,7 +17,8 @@ from flax import nnx
 
 import jax_attn
 import torch_attn
-from attn_bridge import torch_to_flax
+from attn_bridge import backends, torch_to_flax, transfer
+from attn_bridge.specs import DecoderBlockConfig, FeedForwardConfig, RMSNormConfig
 from attn_parity.frameworks.torch.running.promotion import promoted
 from jax_attn.backend import get_weights as get_flax_weights
 from jax_attn.blocks.decoder_block import DecoderBlock
@@ -202,3 +203,19 @@ def test_either_backend_reads_what_the_other_saved(name, tmp_path):
         known = (get_weights if other == "torch" else get_flax_weights)(load(other, name))
         for key, array in known.items():
             np.testing.assert_array_equal(weights[key], array)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_sparse_gate_of_equal_numbers_passes_no_gradient_of_its_deviation():
+    """The row of a padding token may be zeros; the deviation of its gate is 0, where a root has no slope."""
+    config = DecoderBlockConfig(None, FeedForwardConfig(6, 9, "gelu_tanh", sparsity=0.7), RMSNormConfig(6))
+    ours, theirs = (backends.load(name).build_blank("DecoderBlock", config, "float64") for name in ("torch", "flax"))
+    random = np.random.default_rng(0)
+    ours.load_state_dict({row.rule.torch: torch.from_numpy(random.normal(size=row.shape)) for row in config.parameters})
+    transfer(ours, theirs)
+    x = random.normal(size=(2, 4, 6))
+    x[0, 1] = 0.0
+    given = torch.from_numpy(x).requires_grad_()
+    ours(given).sin().sum().backward()
+    gradient = jax.grad(lambda x: jnp.sin(theirs(x)).sum())(jnp.asarray(x))
+    np.testing.assert_allclose(gradient, given.grad, rtol=0, atol=1e-12)
