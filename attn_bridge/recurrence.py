@@ -126,6 +126,18 @@ def check_cache_sizes(batch_size: int, capacity: int) -> None:
             raise ValueError(f"{name} ({size}) must be at least 1")
 
 
+def check_states(state: Shape, conv_state: Shape | None, shapes: tuple[Shape, Shape | None]) -> None:
+    """Check the states of a cache, ``(B, H, D, Dv)`` and ``(B, K - 1, C)``, against the `shapes` of a layer without B.
+
+    Raises:
+        ValueError: a layer of another kind, or of other sizes, made the cache.
+    """
+    found = (state[1:], None if conv_state is None else conv_state[1:])
+    if found != shapes:
+        got, expected = (" and ".join(_show(shape) for shape in pair if shape is not None) for pair in (found, shapes))
+        raise ValueError(f"cache must be what init_cache of the module returns: rows of {expected}, got {got}")
+
+
 def check_rows(batch: int, rows: int) -> None:
     """Check that the input has as many sequences as the cache.
 

@@ -272,20 +272,21 @@ def check_source(name: str, value: object, kinds: tuple[type, ...], wanted: str)
         raise TypeError(f"{name} must be {wanted}, got {type(value).__module__}.{type(value).__qualname__}")
 
 
-def check_cache(cache: object, package: str) -> None:
-    """Check that a cache is one of a backend, or None.
+def check_cache(cache: object, package: str, array: str = "length") -> None:
+    """Check that a cache is one of a backend and of a kind, or None.
 
     Args:
         cache: the argument.
         package: name of the backend, such as ``torch_attn``.
+        array: an attribute that the kind has, such as ``key`` or ``state``.
 
     Raises:
-        TypeError: it is something else, such as a cache of the other backend.
+        TypeError: it is something else, such as a cache of the other backend, or of a module of another kind.
     """
     if cache is None:
         return
     kind = type(cache)
-    if not (hasattr(cache, "length") and hasattr(cache, "capacity")):
+    if not all(hasattr(cache, name) for name in ("length", "capacity", array)):
         raise TypeError(f"cache must be what init_cache of the module returns, got {kind.__name__}")
     if kind.__module__.partition(".")[0] in {"torch_attn", "jax_attn"} - {package}:
         raise TypeError(f"cache must be what init_cache of the module returns, got one of {kind.__module__}")

@@ -268,18 +268,20 @@ def as_batch(
     d_in: int | None = None,
     context_length: int | None = None,
     cache: Any = None,
+    cached: str = "key",
     misplaced: tuple[object, ...] = (),
 ) -> Float[Array, "B T D"]:
     """Check the input of an attention module and give ``(T, d_in)`` a batch axis.
 
     `layer`, or the matrix itself, is what `x` goes into; JAX promotes the two to a common dtype.
-    `misplaced` are further arguments by position, which there must not be.
+    `cached` names an array that the module's kind of `cache` has. `misplaced` are further arguments by position, which
+    there must not be.
     """
     misuse.check_alone(misplaced)
     dtype = dtype_name(x, "x")
     validation.check_bounded(jnp.shape(x)[-2] if jnp.ndim(x) > 1 else 0, "context_length", context_length)
     validation.check_tokens(jnp.shape(x), dtype, d_in=d_in, context_length=context_length)
-    validation.check_cache(cache, "jax_attn")
+    validation.check_cache(cache, "jax_attn", cached)
     x = jnp.asarray(x)
     if layer is not None:
         check_dtype(x, layer)

@@ -95,9 +95,11 @@ class LinearAttention(Layer):
             TypeError: an input that is not floating point, or a mask that is not bool.
             NotImplementedError: weights of tokens in a cache.
         """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
+        options = {"d_in": self.config.d_in, "cache": cache, "cached": "state", "misplaced": _misplaced}
+        batch = functional.as_batch(x, self.W_query, **options)
         if cache is not None:
-            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
+            shapes = (self.config.state_shape, self.config.conv_shape)
+            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask), shapes)
         query, key, value = (
             rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)
@@ -128,7 +130,5 @@ class LinearAttention(Layer):
         Raises:
             ValueError: a size below 1.
         """
-        config = self.config
-        # A channel of ones beside those of the values sums up the weights.
-        shape = (config.num_heads, config.head_dim, config.value_head_dim + 1)
-        return RecurrentCache.empty(batch_size, capacity, shape, **functional.cache_options(self.W_query))
+        shapes = (self.config.state_shape, self.config.conv_shape)
+        return RecurrentCache.empty(batch_size, capacity, *shapes, **functional.cache_options(self.W_query))

@@ -277,18 +277,20 @@ def as_batch(
     d_in: int | None = None,
     context_length: int | None = None,
     cache: object = None,
+    cached: str = "key",
     misplaced: tuple[object, ...] = (),
 ) -> Float[Tensor, "B T D"]:
     """Check the input of an attention module and give ``(T, d_in)`` a batch axis.
 
     `layer`, or the matrix itself, is what `x` goes into; torch multiplies equal dtypes only (autocast aside).
-    `misplaced` are further arguments by position, which there must not be.
+    `cached` names an array that the module's kind of `cache` has. `misplaced` are further arguments by position, which
+    there must not be.
     """
     misuse.check_alone(misplaced)
     dtype = dtype_name(x, "x")
     validation.check_dense("x", x)
     validation.check_tokens(tuple(x.shape), dtype, d_in=d_in, context_length=context_length)
-    validation.check_cache(cache, "torch_attn")
+    validation.check_cache(cache, "torch_attn", cached)
     if layer is not None:
         check_dtype(x, layer)
     return x[None] if x.ndim == 2 else x

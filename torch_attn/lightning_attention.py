@@ -85,7 +85,8 @@ class LightningAttention(RecurrentLayer):
     ) -> tuple[Any, ...]:
         """Return the context and the gate of all heads, ``(B, T, H * C)``, and the new cache if one was given."""
         if cache is not None:
-            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
+            shapes = (self.config.state_shape, self.config.conv_shape)
+            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask), shapes)
         batch = recurrence.without(batch, recurrence.visible_tokens(attention_mask, batch, cache))
         query, key, value = (
             rearrange(nn.functional.silu(project(batch)), "b t (h c) -> b t h c", h=self.config.num_heads)

@@ -50,6 +50,16 @@ class LinearAttentionConfig(Config):
         return self.num_heads * self.value_head_dim
 
     @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Shape of the state of a sequence; a channel of ones beside those of the values sums up the weights."""
+        return self.num_heads, self.head_dim, self.value_head_dim + 1
+
+    @property
+    def conv_shape(self) -> None:
+        """None: there is no convolution."""
+        return None
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Three projections, then the output projection."""
         heads = Axis("heads", self.num_heads)

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attn_bridge import validation
-from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_trim
+from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_states, check_trim
 from attn_bridge.validation import check_integer
 
 from . import running
@@ -70,7 +70,13 @@ class RecurrentCache:
         conv = None if conv_shape is None else jnp.zeros((batch_size, *conv_shape), dtype)
         return cls(jnp.zeros((batch_size, *state_shape), wide), conv, jnp.zeros((), jnp.int32), capacity)
 
-    def admit(self, rows: int, tokens: int, mask_shape: tuple[int, int] | None = None) -> RecurrentCache:
+    def admit(
+        self,
+        rows: int,
+        tokens: int,
+        mask_shape: tuple[int, int] | None = None,
+        shapes: tuple[tuple[int, ...], tuple[int, ...] | None] | None = None,
+    ) -> RecurrentCache:
         """Return a cache that new tokens can be computed with.
 
         Args:
@@ -78,12 +84,17 @@ class RecurrentCache:
             tokens: new tokens of each.
             mask_shape: ``(B, S)`` of a mask over all tokens so far, the new ones too (or up to the capacity); None for
                 no such mask.
+            shapes: those of the layer's states, ``(H, D, Dv)`` and ``(K - 1, C)`` or None; None for no check.
 
         Raises:
-            ValueError: other rows than those of the cache, more tokens than the capacity, or a mask over other tokens.
+            ValueError: other rows or states than those of the cache, more tokens than the capacity, or a mask over other
+                tokens.
                 Inside ``jax.jit`` the last two are seen when the compiled function runs, which gives NaN besides.
         """
         check_rows(rows, self.state.shape[0])
+        if shapes is not None:
+            conv_shape = None if self.conv_state is None else tuple(self.conv_state.shape)
+            check_states(tuple(self.state.shape), conv_shape, shapes)
         if running.is_known(self.length):
             self._check_room(rows, tokens, mask_shape, int(self.length))
             return self

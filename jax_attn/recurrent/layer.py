@@ -70,7 +70,8 @@ class RecurrentLayer(Layer):
             ValueError: shapes that do not fit, more tokens than the cache takes, or an unknown form.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache, misplaced=_misplaced)
+        options = {"d_in": self.config.d_in, "cache": cache, "cached": "state", "misplaced": _misplaced}
+        batch = functional.as_batch(x, self.W_query, **options)
         output, cache = self._run(batch, attention_mask, cache, form or self.form)
         return functional.with_cache(functional.as_given(x, output, None), cache)
 
@@ -83,7 +84,8 @@ class RecurrentLayer(Layer):
     ) -> tuple[Array, RecurrentCache | None]:
         """Return the output ``(B, T, d_out)``, and the cache after these tokens."""
         if cache is not None:
-            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
+            shapes = (self.config.state_shape, self.config.conv_shape)
+            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask), shapes)
         visible = recurrence.visible_tokens(attention_mask, batch, cache)
         states = (None, None) if cache is None else (cache.state, cache.conv_state)
         output, (state, conv_state) = self._read(recurrence.without(batch, visible), visible, states, form)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.types import Device
 
 from attn_bridge import validation
-from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_trim
+from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_states, check_trim
 
 from .. import functional
 from ..shards import beside
@@ -70,7 +70,13 @@ class RecurrentCache:
         conv = None if conv_shape is None else torch.zeros(batch_size, *conv_shape, device=device, dtype=dtype)
         return cls(torch.zeros(batch_size, *state_shape, device=device, dtype=wide), conv, 0, capacity)
 
-    def admit(self, rows: int, tokens: int, mask_shape: tuple[int, int] | None = None) -> RecurrentCache:
+    def admit(
+        self,
+        rows: int,
+        tokens: int,
+        mask_shape: tuple[int, int] | None = None,
+        shapes: tuple[tuple[int, ...], tuple[int, ...] | None] | None = None,
+    ) -> RecurrentCache:
         """Return a cache that new tokens can be computed with.
 
         Args:
@@ -78,12 +84,16 @@ class RecurrentCache:
             tokens: new tokens of each.
             mask_shape: ``(B, S)`` of a mask over all tokens so far, the new ones too (or up to the capacity); None for
                 no such mask.
+            shapes: those of the layer's states, ``(H, D, Dv)`` and ``(K - 1, C)`` or None; None for no check.
 
         Raises:
-            ValueError: other rows than those of the cache, or more tokens than the capacity, or a mask over other
+            ValueError: other rows or states than those of the cache, more tokens than the capacity, or a mask over other
                 tokens.
         """
         check_rows(rows, self.state.shape[0])
+        if shapes is not None:
+            conv_shape = None if self.conv_state is None else tuple(self.conv_state.shape)
+            check_states(tuple(self.state.shape), conv_shape, shapes)
         check_room(self.length, tokens, self.capacity)
         if mask_shape is not None:
             validation.check_mask_of_cache(mask_shape, "bool", rows, self.length + tokens, self.capacity)

@@ -185,6 +185,18 @@ def test_sizes_by_position_are_refused(backend):
     )
 
 
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_cache_of_another_layer_is_refused(backend, name):
+    wanted = "cache must be what init_cache of the module returns"
+    keys, x = make_example(backend, "GroupedQueryAttention")
+    module, y = make_example(backend, name)
+    assert error_of(module, backend.as_argument(y), cache=keys.init_cache(2, 8)) == f"{wanted}, got KeyValueCache"
+    assert error_of(keys, backend.as_argument(x), cache=module.init_cache(2, 8)) == f"{wanted}, got RecurrentCache"
+    for other in set(RECURRENT) - {name}:
+        cache = make_example(backend, other)[0].init_cache(2, 8)
+        assert error_of(module, backend.as_argument(y), cache=cache).startswith(f"{wanted}: rows of (")
+
+
 @pytest.mark.parametrize("name", [*NAMES, *MODERN])
 def test_an_argument_of_another_kind_is_named(backend, name):
     module, x = make_example(backend, name) if name in MODERN else (make(backend, name), draw(2, 5, 4))

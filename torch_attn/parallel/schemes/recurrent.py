@@ -229,7 +229,7 @@ def _recurrent(
     if not is_sharded(x):
         return run(self, x, **options)
     sharding: Devices = self.sharding
-    functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=options.get("cache"))
+    functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=options.get("cache"), cached="state")
     cut = dict(tokens_cut(sharding, x))
     if needs_all:
         cut["context"] = None
