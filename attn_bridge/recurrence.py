@@ -132,9 +132,11 @@ def check_states(state: Shape, conv_state: Shape | None, shapes: tuple[Shape, Sh
     Raises:
         ValueError: a layer of another kind, or of other sizes, made the cache.
     """
-    found = (state[1:], None if conv_state is None else conv_state[1:])
-    if found != shapes:
-        got, expected = (" and ".join(_show(shape) for shape in pair if shape is not None) for pair in (found, shapes))
+    of_cache = (state[1:], None if conv_state is None else conv_state[1:])
+    if of_cache != shapes:
+        got, expected = (
+            " and ".join(_show(shape) for shape in pair if shape is not None) for pair in (of_cache, shapes)
+        )
         raise ValueError(f"cache must be what init_cache of the module returns: rows of {expected}, got {got}")
 
 

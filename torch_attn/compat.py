@@ -21,9 +21,10 @@ class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` whose attention is `functional.dot_product_attention`.
 
     Arguments, initial weights and names in the state dict are those of the stock layer, so either loads the other's
-    weights, and `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` take it as an attribute. Two results
-    differ: a query whose keys are all masked gets zeros where the stock layer gives NaN, and masks of dropout are
-    other draws when no weights are asked for. `torch.jit.script` is refused.
+    weights, and `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` take it as an attribute. Three results
+    differ: a query whose keys are all masked gets zeros where the stock layer gives NaN; masks of dropout are other
+    draws when no weights are asked for; and every query sees appended keys, which the stock layer hides from nearly
+    all with `is_causal` and without weights. `torch.jit.script` is refused.
 
     In eval mode without gradients, `nn.TransformerEncoderLayer` computes the whole layer by a fused kernel of torch
     from the weights alone; ``torch.backends.mha.set_fastpath_enabled(False)`` has it call this layer.
