@@ -25,8 +25,8 @@ from .checkpoints import Pretrained
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import ParameterOptions, linear
+from .layer import Layer, LayerOptions, Unpack, takes_mode
 from .layer_norm import LayerNorm
-from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 
 

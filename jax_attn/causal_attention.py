@@ -18,7 +18,7 @@ from attn_bridge.specs import CausalAttentionConfig
 from . import functional
 from .dropout import Dropout
 from .initial_weights import linear
-from .options import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from attn_bridge.masks import as_mask, causal, full
 
 from . import functional
-from .options import Precision, matmul_precision
+from .layer import Precision, matmul_precision
 
 
 def dot_product_attention(

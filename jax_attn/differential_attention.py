@@ -22,7 +22,7 @@ from attn_bridge.specs import DifferentialAttentionConfig
 from . import functional
 from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .initial_weights import linear, normal
-from .options import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack, takes_mode
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
 from .signatures import DType, typed_as

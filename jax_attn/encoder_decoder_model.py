@@ -26,8 +26,8 @@ from .checkpoints import Pretrained
 from .decoding import generation
 from .embedding import Embedding
 from .initial_weights import linear
+from .layer import Layer, LayerOptions, Unpack, takes_mode
 from .losses import check_labels, mean_loss
-from .options import Layer, LayerOptions, Unpack, takes_mode
 from .random import RandomSource, Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput

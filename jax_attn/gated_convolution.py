@@ -14,7 +14,7 @@ from attn_bridge.recurrence import check_form, choose_form
 from attn_bridge.specs import GatedConvolutionConfig
 
 from .initial_weights import linear
-from .options import LayerOptions, Unpack
+from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import recurrence
 from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible

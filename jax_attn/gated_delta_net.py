@@ -18,7 +18,7 @@ from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional
 from .initial_weights import linear, uniform
-from .options import LayerOptions, Unpack
+from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import recurrence
 from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible

@@ -23,8 +23,8 @@ from . import functional
 from .decoding.cache import KeyValueCache, SharedKeys, View, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
+from .layer import Layer, LayerOptions, Unpack, takes_mode
 from .layer_norm import LayerNorm
-from .options import Layer, LayerOptions, Unpack, takes_mode
 from .positions import alibi_bias, apply_rotary, apply_temperature, relative_bias, relative_buckets, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm

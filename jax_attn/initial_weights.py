@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from .layer import chosen
 from .linear import Linear, chosen_draw, draw_normal, draw_uniform
-from .options import chosen
 from .random import Rngs, check_rngs
 
 

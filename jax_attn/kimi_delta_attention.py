@@ -19,7 +19,7 @@ from attn_bridge.specs import KimiDeltaAttentionConfig
 
 from . import functional
 from .initial_weights import linear, uniform
-from .options import LayerOptions, Unpack
+from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence
 from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible

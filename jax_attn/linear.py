@@ -16,8 +16,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from .layer import Initializer, chosen
 from .operations import few_rows
-from .options import Initializer, chosen
 from .random import Rngs, TorchRngs, check_rngs
 
 

@@ -20,7 +20,7 @@ from attn_bridge.specs import LinearAttentionConfig
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
-from .options import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 from .recurrent import recurrence
 from .signatures import DType, typed_as
@@ -95,8 +95,9 @@ class LinearAttention(Layer):
             TypeError: an input that is not floating point, or a mask that is not bool.
             NotImplementedError: weights of tokens in a cache.
         """
-        options = {"d_in": self.config.d_in, "cache": cache, "cached": "state", "misplaced": _misplaced}
-        batch = functional.as_batch(x, self.W_query, **options)
+        batch = functional.as_batch(
+            x, self.W_query, d_in=self.config.d_in, cache=cache, cached="state", misplaced=_misplaced
+        )
         if cache is not None:
             shapes = (self.config.state_shape, self.config.conv_shape)
             cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask), shapes)

@@ -16,7 +16,7 @@ from attn_bridge.specs import MambaConfig
 
 from . import functional
 from .initial_weights import linear, uniform
-from .options import LayerOptions, Unpack
+from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence, selective
 from .recurrent.gated_norm import GatedNorm

@@ -18,7 +18,7 @@ from attn_bridge.specs import Mamba2Config
 
 from . import functional
 from .initial_weights import linear, uniform
-from .options import LayerOptions, Unpack
+from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence
 from .recurrent.gated_norm import GatedNorm

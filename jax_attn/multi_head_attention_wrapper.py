@@ -20,7 +20,7 @@ from attn_bridge.specs import MultiHeadAttentionWrapperConfig
 from . import functional
 from .causal_attention import CausalAttention
 from .dropout import Dropout
-from .options import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output

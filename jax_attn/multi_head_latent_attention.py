@@ -20,7 +20,7 @@ from . import functional
 from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
-from .options import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack, takes_mode
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm

@@ -19,7 +19,7 @@ from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
 from .initial_weights import uniform
-from .options import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs, check_rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output

@@ -17,7 +17,7 @@ from attn_bridge.specs import SelfAttentionV2Config
 
 from . import functional
 from .initial_weights import linear
-from .options import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack, takes_mode
 from .random import Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output

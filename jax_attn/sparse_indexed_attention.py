@@ -15,9 +15,9 @@ from attn_bridge.specs import SparseIndexedAttentionConfig
 
 from . import functional
 from .decoding.cache import KeyValueCache
+from .layer import LayerOptions, Unpack
 from .lightning_indexer import LightningIndexer
 from .multi_head_latent_attention import MultiHeadLatentAttention
-from .options import LayerOptions, Unpack
 from .random import Rngs
 from .signatures import DType
 

@@ -24,9 +24,9 @@ from .checkpoints import Pretrained
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import ParameterOptions, linear
+from .layer import Layer
 from .layer_norm import LayerNorm
 from .random import JaxRngs
-from .resetting import Layer
 
 
 class BertEncoder(Pretrained, Layer):

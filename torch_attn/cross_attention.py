@@ -21,8 +21,8 @@ from . import functional
 from .decoding.cache import KeyValueCache
 from .dropout import Dropout
 from .initial_weights import linear
+from .layer import Layer
 from .random import JaxRngs
-from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, CrossAttentionCall
 

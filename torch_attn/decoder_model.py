@@ -29,9 +29,9 @@ from .decoding.cache import SharedKeys, positions_of
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import linear
+from .layer import Layer
 from .losses import check_labels, mean_loss
 from .random import JaxRngs, RandomSource
-from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LayerCache
 from .signatures.models import DecoderCache, DecoderCall

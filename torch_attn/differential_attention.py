@@ -21,9 +21,9 @@ from attn_bridge.specs import DifferentialAttentionConfig
 from . import functional
 from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .initial_weights import linear, normal
+from .layer import Layer
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
-from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import CachedAttentionCall, CachedOutput
 

@@ -26,9 +26,9 @@ from .checkpoints import Pretrained
 from .decoding import generation
 from .embedding import Embedding
 from .initial_weights import linear
+from .layer import Layer
 from .losses import check_labels, mean_loss
 from .random import JaxRngs, RandomSource
-from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput
 from .signatures.models import EncoderDecoderCache, EncoderDecoderCall, Source

@@ -26,11 +26,11 @@ from .decoding.cache import positions_of
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import ParameterOptions, linear
+from .layer import Layer
 from .layer_norm import LayerNorm
 from .losses import check_labels, mean_loss
 from .multi_head_attention import MultiHeadAttention
 from .random import JaxRngs
-from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import Output
 from .signatures.models import GPTCall

@@ -22,10 +22,10 @@ from . import functional
 from .decoding.cache import KeyValueCache, SharedKeys, View, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
+from .layer import Layer
 from .layer_norm import LayerNorm
 from .positions import alibi_bias, apply_rotary, apply_temperature, relative_bias, relative_buckets, rotary_tables
 from .random import JaxRngs
-from .resetting import Layer
 from .rms_norm import RMSNorm
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, GroupedAttentionCall, SharedOutput

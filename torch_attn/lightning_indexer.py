@@ -17,10 +17,10 @@ from attn_bridge.specs import Indexer
 
 from . import functional
 from .initial_weights import linear
+from .layer import Layer
 from .layer_norm import LayerNorm
 from .positions import apply_rotary
 from .random import JaxRngs
-from .resetting import Layer
 
 
 class LightningIndexer(Layer):

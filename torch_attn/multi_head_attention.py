@@ -20,8 +20,8 @@ from . import functional
 from .checkpoints.book import accept_book_mask
 from .dropout import Dropout
 from .initial_weights import linear
+from .layer import Layer
 from .random import JaxRngs
-from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 

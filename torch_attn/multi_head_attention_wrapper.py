@@ -19,8 +19,8 @@ from attn_bridge.specs import MultiHeadAttentionWrapperConfig
 from . import functional
 from .causal_attention import CausalAttention
 from .dropout import Dropout
+from .layer import Layer
 from .random import JaxRngs
-from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 

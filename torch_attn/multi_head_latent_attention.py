@@ -21,9 +21,9 @@ from . import functional
 from .decoding.cache import KeyValueCache, last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
+from .layer import Layer
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
-from .resetting import Layer
 from .rms_norm import RMSNorm
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LatentAttentionCall

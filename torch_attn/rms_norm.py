@@ -13,8 +13,8 @@ from torch.types import Device
 from attn_bridge.specs import RMSNormConfig
 
 from . import functional
+from .layer import Layer
 from .random import JaxRngs
-from .resetting import Layer
 
 
 class RMSNorm(Layer):

@@ -18,8 +18,8 @@ from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
 from .initial_weights import uniform
+from .layer import Layer
 from .random import JaxRngs, check_rngs
-from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 

@@ -17,8 +17,8 @@ from attn_bridge.specs import SelfAttentionV2Config
 
 from . import functional
 from .initial_weights import linear
+from .layer import Layer
 from .random import JaxRngs
-from .resetting import Layer
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionCall, Output
 

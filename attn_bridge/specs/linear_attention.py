@@ -51,7 +51,7 @@ class LinearAttentionConfig(Config):
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
-        """Shape of the state of a sequence; a channel of ones beside those of the values counts the weights."""
+        """Shape of the state of a sequence; one further channel of the values, all ones, counts the weights."""
         return self.num_heads, self.head_dim, self.value_head_dim + 1
 
     @property

@@ -25,13 +25,13 @@ from ..gated_delta_net import GatedDeltaNet
 from ..grouped_query_attention import GroupedQueryAttention
 from ..initial_weights import linear
 from ..kimi_delta_attention import KimiDeltaAttention
+from ..layer import Layer, LayerOptions, Unpack, takes_mode
 from ..layer_norm import LayerNorm
 from ..lightning_attention import LightningAttention
 from ..linear_attention import LinearAttention
 from ..mamba import Mamba
 from ..mamba2 import Mamba2
 from ..multi_head_latent_attention import MultiHeadLatentAttention
-from ..options import Layer, LayerOptions, Unpack, takes_mode
 from ..random import Rngs
 from ..rms_norm import RMSNorm
 from ..signatures import typed_as

@@ -15,7 +15,7 @@ from attn_bridge.specs import TokenPredictionConfig
 
 from .. import functional
 from ..initial_weights import linear
-from ..options import Layer, LayerOptions, Unpack, takes_mode
+from ..layer import Layer, LayerOptions, Unpack, takes_mode
 from ..random import Rngs
 from ..signatures.attention import LayerCache
 from .decoder_block import DecoderBlock, make_norm

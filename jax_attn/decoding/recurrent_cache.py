@@ -87,8 +87,8 @@ class RecurrentCache:
             shapes: those of the layer's states, ``(H, D, Dv)`` and ``(K - 1, C)`` or None; None for no check.
 
         Raises:
-            ValueError: other rows or states than those of the cache, more tokens than the capacity, or a mask over other
-                tokens.
+            ValueError: rows or states other than those of the cache, more tokens than the capacity, or a mask over
+                other tokens.
                 Inside ``jax.jit`` the last two are seen when the compiled function runs, which gives NaN besides.
         """
         check_rows(rows, self.state.shape[0])

@@ -15,7 +15,7 @@ from attn_bridge.masks import Mask
 
 from .. import functional
 from ..decoding.recurrent_cache import RecurrentCache
-from ..options import Layer, takes_mode
+from ..layer import Layer, takes_mode
 from ..signatures import typed_as
 from ..signatures.attention import RecurrentCall
 from . import recurrence

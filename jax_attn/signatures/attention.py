@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask
 
-from ..options import ModeOptions
+from ..layer import ModeOptions
 
 if TYPE_CHECKING:
     from ..decoding.cache import KeyValueCache, SharedKeys

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack, overload
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from ..options import ModeOptions
+from ..layer import ModeOptions
 from .attention import CachedOutput, LayerCache, Output
 
 if TYPE_CHECKING:

@@ -19,13 +19,12 @@ from ..support.calls.bad_calls import BAD_CALLS
 ROOT = Path(__file__).parents[2]
 JAX, TORCH = ROOT / "jax_attn", ROOT / "torch_attn"
 
-ONLY_JAX = {"linear.py", "decoding/running.py", "options.py"}
+ONLY_JAX = {"linear.py", "decoding/running.py"}
 ONLY_TORCH = {"checkpoints/book.py", "checkpoints/undrawn.py", "threefry.py"}
-ONLY_TORCH |= {"shards.py", "checkpoints/shared_weights.py", "recomputation.py", "resetting.py", "decoding/trees.py"}
-"""Files without a twin: torch's initial weights for Flax, checks that wait for a jit to run, the options of a
-call and of all projections; the mask buffers in the book's checkpoints, modules for which nothing is drawn, Flax's
+ONLY_TORCH |= {"shards.py", "checkpoints/shared_weights.py", "recomputation.py", "decoding/trees.py"}
+"""Files without a twin: torch's initial weights for Flax, checks that wait for a jit to run; the mask buffers in the book's checkpoints, modules for which nothing is drawn, Flax's
 random bits for torch, and what a `DTensor` is put together by, and draws that are repeated when activations are
-recomputed, which JAX does itself; parameters that are drawn again in place; caches as trees, which Flax's are by
+recomputed, which JAX does itself; caches as trees, which Flax's are by
 themselves."""
 
 JAX_ARGUMENTS, TORCH_ARGUMENTS = {"rngs", "param_dtype", "dtype", "device", "layers"}, {"rngs", "device", "dtype"}
@@ -150,9 +149,9 @@ def files(package: Path) -> set[str]:
     return {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
 
 
-NAMESAKES = {"compat.py", "random.py"}
-"""Files of one name that are no twins: `compat` has the arguments of its framework's layer, and `random` gives its
-framework the random numbers of the other."""
+NAMESAKES = {"compat.py", "layer.py", "random.py"}
+"""Files of one name that are no twins: `compat` has the arguments of its framework's layer, `layer` the features that
+its framework's modules have, and `random` gives its framework the random numbers of the other."""
 
 FREE = ("implementations/", "operations/", "parallel/")
 """Rooms free of the twin rule: kernels of attention, what a framework does slowly by itself, and what devices do."""

@@ -15,8 +15,8 @@ from torch.types import Device
 from attn_bridge.specs.feed_forward import XIELU as NUMBERS
 
 from .. import functional
+from ..layer import Layer
 from ..random import JaxRngs
-from ..resetting import Layer
 
 
 def _quick_gelu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -16,8 +16,8 @@ from attn_bridge.specs import AlternatingUpdatesConfig
 
 from .. import functional
 from ..initial_weights import linear
+from ..layer import Layer
 from ..random import JaxRngs
-from ..resetting import Layer
 from ..rms_norm import RMSNorm
 
 LEAST = 1e-5

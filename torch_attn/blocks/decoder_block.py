@@ -24,6 +24,7 @@ from ..gated_delta_net import GatedDeltaNet
 from ..grouped_query_attention import GroupedQueryAttention
 from ..initial_weights import linear
 from ..kimi_delta_attention import KimiDeltaAttention
+from ..layer import Layer
 from ..layer_norm import LayerNorm
 from ..lightning_attention import LightningAttention
 from ..linear_attention import LinearAttention
@@ -31,7 +32,6 @@ from ..mamba import Mamba
 from ..mamba2 import Mamba2
 from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..random import JaxRngs
-from ..resetting import Layer
 from ..rms_norm import RMSNorm
 from ..signatures import typed_as
 from ..signatures.attention import BlockCall, LayerCache

@@ -18,7 +18,7 @@ from ..decoding.cache import KeyValueCache
 from ..dropout import Dropout
 from ..grouped_query_attention import GroupedQueryAttention
 from ..initial_weights import ParameterOptions
-from ..resetting import Layer
+from ..layer import Layer
 from .decoder_block import make_norm
 from .feed_forward import make_feed_forward
 

@@ -15,7 +15,7 @@ from attn_bridge.specs import FeedForwardConfig
 
 from ..dropout import Dropout
 from ..initial_weights import ParameterOptions, linear
-from ..resetting import Layer
+from ..layer import Layer
 from .activation import XIELU, Activation
 
 

@@ -16,8 +16,8 @@ from attn_bridge.specs import HyperConnectionConfig
 
 from .. import functional
 from ..initial_weights import linear
+from ..layer import Layer
 from ..random import JaxRngs
-from ..resetting import Layer
 
 
 class HyperConnection(Layer):

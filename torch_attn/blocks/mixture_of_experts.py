@@ -17,8 +17,8 @@ from attn_bridge.specs import MixtureOfExpertsConfig
 from .. import functional
 from ..implementations.second_derivatives import in_vmap
 from ..initial_weights import linear
+from ..layer import Layer
 from ..random import JaxRngs
-from ..resetting import Layer
 from ..rms_norm import RMSNorm
 from .feed_forward import GatedFeedForward
 

@@ -21,7 +21,7 @@ from ..decoding.cache import positions_of
 from ..dropout import Dropout
 from ..embedding import Embedding
 from ..initial_weights import ParameterOptions
-from ..resetting import Layer
+from ..layer import Layer
 from .activation import Activation
 from .convolution import Convolution
 from .decoder_block import make_norm

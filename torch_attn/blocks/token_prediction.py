@@ -15,8 +15,8 @@ from attn_bridge.specs import TokenPredictionConfig
 
 from .. import functional
 from ..initial_weights import linear
+from ..layer import Layer
 from ..random import JaxRngs
-from ..resetting import Layer
 from ..signatures.attention import LayerCache
 from .decoder_block import DecoderBlock, make_norm
 
