@@ -58,9 +58,8 @@ def main() -> None:
     print(f"float32, milliseconds, median of {rounds}; times as long as the reference takes")
     for name in LAYERS if arguments.decode else ():
         for batch in (1, 8):
-            print(
-                f"{name}, batch {batch}, {STEPS} tokens one by one: {_row(decoding(name, batch), rounds)}", flush=True
-            )
+            row = _row(decoding(name, batch), rounds)
+            print(f"{name}, batch {batch}, {STEPS + 1} tokens one by one: {row}", flush=True)
     for shape in () if arguments.decode else SHAPES:
         for what, ways in (("forward", forward(*shape)), ("with gradients", with_gradients(*shape))):
             print(f"{shape} {what}: {_row(ways, rounds)}", flush=True)
@@ -77,7 +76,7 @@ def _row(ways: Mapping[str, Callable[[], object]], rounds: int) -> str:
 
 
 def decoding(name: str, batch: int) -> dict[str, Callable[[], object]]:
-    """Return contender -> function that sends `STEPS` tokens one by one through a layer with a cache."""
+    """Return contender -> function that sends `STEPS + 1` tokens one by one through a layer with a cache."""
     kind, prefix, model_type, sizes = LAYERS[name]
     room = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
     config = transformers.AutoConfig.for_model(model_type, hidden_size=WIDTH, num_hidden_layers=2, **sizes)
