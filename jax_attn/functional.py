@@ -376,6 +376,15 @@ def as_given(
     return context if weights is None else (context, weights)
 
 
+def root(square: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return the square root of numbers of at least 0; its gradient is 0 at 0, where that of `sqrt` is infinite.
+
+    A row of zeros, such as the embedding of a padding token, then passes no NaN back.
+    """
+    is_positive = square > 0.0
+    return jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, square, 1.0)), 0.0)
+
+
 def wide_dtype(x: Float[Array, "..."]) -> Any:
     """Return the dtype of values that 16 bits round too much, such as rotary tables: float32, float64 for float64."""
     return jnp.promote_types(x.dtype, jnp.float32)

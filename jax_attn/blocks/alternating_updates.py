@@ -81,14 +81,14 @@ class AlternatingUpdates(nnx.Module):
 
 def spread(x: Float[Array, "b t d"], projections: nnx.List) -> Float[Array, "b t n d"]:
     """Return the streams of an embedding: itself, and its projections with its magnitude."""
-    magnitude = (x * x).mean(-1, keepdims=True) ** 0.5
+    magnitude = functional.root((x * x).mean(-1, keepdims=True))
     return jnp.stack([x, *(_with_magnitude(project(x), magnitude) for project in projections)], 2)
 
 
 def gather(streams: Float[Array, "b t n d"], projections: nnx.List) -> Float[Array, "b t d"]:
     """Return the mean of the first stream and the projections of the others, with its magnitude."""
     first = streams[:, :, 0]
-    magnitude = (first * first).mean(-1, keepdims=True) ** 0.5
+    magnitude = functional.root((first * first).mean(-1, keepdims=True))
     others = (
         _with_magnitude(project(streams[:, :, number]), magnitude) for number, project in enumerate(projections, 1)
     )

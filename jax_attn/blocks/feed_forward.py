@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from attn_bridge.specs import FeedForwardConfig
 
+from .. import functional
 from ..dropout import Dropout
 from ..initial_weights import ParameterOptions, linear
 from .activation import XIELU, Activation
@@ -82,8 +83,7 @@ class GatedFeedForward(nnx.Module):
         """Return the gate less a bound, which follows from its mean and deviation, and 0 below it."""
         mean = gate.mean(-1, keepdims=True)
         variance = ((gate - mean) * (gate - mean)).mean(-1, keepdims=True)
-        # A gate of equal numbers has no deviation, and none of its gradient; the root's is infinite.
-        deviation = jnp.where(variance > 0.0, jnp.sqrt(jnp.where(variance > 0.0, variance, 1.0)), 0.0)
+        deviation = functional.root(variance)
         return jax.nn.relu(gate - (mean + deviation * self.config.bound))
 
 

@@ -87,14 +87,14 @@ class AlternatingUpdates(Layer):
 
 def spread(x: Float[Tensor, "b t d"], projections: nn.ModuleList) -> Float[Tensor, "b t n d"]:
     """Return the streams of an embedding: itself, and its projections with its magnitude."""
-    magnitude = (x * x).mean(-1, keepdim=True) ** 0.5
+    magnitude = functional.root((x * x).mean(-1, keepdim=True))
     return torch.stack([x, *(_with_magnitude(project(x), magnitude) for project in projections)], 2)
 
 
 def gather(streams: Float[Tensor, "b t n d"], projections: nn.ModuleList) -> Float[Tensor, "b t d"]:
     """Return the mean of the first stream and the projections of the others, with its magnitude."""
     first = streams[:, :, 0]
-    magnitude = (first * first).mean(-1, keepdim=True) ** 0.5
+    magnitude = functional.root((first * first).mean(-1, keepdim=True))
     others = (
         _with_magnitude(project(streams[:, :, number]), magnitude) for number, project in enumerate(projections, 1)
     )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attn_bridge.specs import FeedForwardConfig
 
+from .. import functional
 from ..dropout import Dropout
 from ..initial_weights import ParameterOptions, linear
 from ..layer import Layer
@@ -83,8 +84,7 @@ class GatedFeedForward(Layer):
         """Return the gate less a bound, which follows from its mean and deviation, and 0 below it."""
         mean = gate.mean(-1, keepdim=True)
         variance = ((gate - mean) * (gate - mean)).mean(-1, keepdim=True)
-        # A gate of equal numbers has no deviation, and none of its gradient; the root's is infinite.
-        deviation = torch.where(variance > 0.0, torch.sqrt(torch.where(variance > 0.0, variance, 1.0)), 0.0)
+        deviation = functional.root(variance)
         return nn.functional.relu(gate - (mean + deviation * self.config.bound))
 
 

@@ -18,7 +18,14 @@ from flax import nnx
 import jax_attn
 import torch_attn
 from attn_bridge import backends, torch_to_flax, transfer
-from attn_bridge.specs import DecoderBlockConfig, FeedForwardConfig, RMSNormConfig
+from attn_bridge.specs import (
+    AlternatingUpdatesConfig,
+    DecoderBlockConfig,
+    DecoderConfig,
+    FeedForwardConfig,
+    GroupedQueryAttentionConfig,
+    RMSNormConfig,
+)
 from attn_parity.frameworks.torch.running.promotion import promoted
 from jax_attn.backend import get_weights as get_flax_weights
 from jax_attn.blocks.decoder_block import DecoderBlock
@@ -219,3 +226,28 @@ def test_a_sparse_gate_of_equal_numbers_passes_no_gradient_of_its_deviation():
     ours(given).sin().sum().backward()
     gradient = jax.grad(lambda x: jnp.sin(theirs(x)).sum())(jnp.asarray(x))
     np.testing.assert_allclose(gradient, given.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_token_whose_embedding_is_zeros_gives_gradients_that_are_numbers():
+    """Streams have the magnitude of the embedding, the root of its mean square: at 0 a root has no slope."""
+    updates = AlternatingUpdatesConfig(6, 3)
+    norm, attention = RMSNormConfig(6), GroupedQueryAttentionConfig(6, 2)
+    block = DecoderBlockConfig(attention, FeedForwardConfig(6, 9, "gelu_tanh"), norm, updates=updates)
+    config = DecoderConfig(11, 6, (block, block), norm)
+    ours, theirs = (backends.load(name).build_blank("DecoderModel", config, "float64") for name in ("torch", "flax"))
+    random = np.random.default_rng(0)
+    state = {row.rule.torch: torch.from_numpy(random.normal(size=row.shape)) for row in config.parameters}
+    state["tok_emb.weight"][0] = 0.0
+    ours.load_state_dict(state)
+    transfer(ours, theirs)
+    tokens = np.array([[3, 0, 1, 0], [5, 9, 2, 6]])
+    ours(torch.from_numpy(tokens)).sin().sum().backward()
+    used = {name: parameter.grad for name, parameter in ours.named_parameters() if parameter.grad is not None}
+    gradients = nnx.grad(lambda model: jnp.sin(model(jnp.asarray(tokens))).sum())(theirs)
+    got = {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(gradients)}
+    assert len(used) > 20
+    for rule in [rule for rule in config.rules() if rule.torch in used]:
+        wanted = rule.convert(used[rule.torch].numpy(), "torch")
+        assert np.isfinite(wanted).all()
+        np.testing.assert_allclose(got[rule.flax], wanted, rtol=0, atol=1e-11 * np.abs(wanted).max())
