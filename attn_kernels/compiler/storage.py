@@ -21,22 +21,16 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def folder() -> Path | None:
-    """Return the folder of machine code: that of `VARIABLE`, else ``attn_kernels`` in the user's caches; None for none.
-
-    The user's caches are in ``XDG_CACHE_HOME`` or ``~/.cache``, on macOS in ``~/Library/Caches``, on Windows in
-    ``LOCALAPPDATA``.
-    """
+    """Return the folder of machine code: that of `VARIABLE`, else a folder in the user's caches; None for none."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        if sys.platform == "win32":
-            base = os.environ.get("LOCALAPPDATA")
-            return Path(base) / "attn_kernels" / "cache" if base else None
-        if sys.platform == "darwin":
-            return Path.home() / "Library" / "Caches" / "attn_kernels"
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attn_kernels"
-    return None
+    try:
+        import platformdirs
+    except ImportError:  # llvmlite is there for another package, without the extra
+        return None
+    path = platformdirs.user_cache_path("attn_kernels", appauthor=False)
+    return path if path.is_absolute() else None  # a user without a home has ~ itself
 
 
 def name_of(*parts: str) -> str:

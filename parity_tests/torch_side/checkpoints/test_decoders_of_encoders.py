@@ -6,14 +6,13 @@ import json
 
 import pytest
 import torch
+import transformers
 
+import torch_attn
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.models import families, layouts
 from attn_bridge.models.reading import multimodal
-
-transformers = pytest.importorskip("transformers")
-torch_attn = pytest.importorskip("torch_attn")
 
 DECODER = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 20}
 SIZES = {
