@@ -110,8 +110,13 @@ class FamilyError(ValueError):
 
 
 def known_model_types() -> tuple[str, ...]:
-    """Return every ``model_type`` that has a family."""
-    return tuple(sorted(FAMILIES))
+    """Return every ``model_type`` of a config.json that has a family."""
+    return _written(FAMILIES)
+
+
+def _written(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the types as files have them: decoders alone share theirs with an encoder."""
+    return tuple(sorted(set(map(multimodal.written_type, names))))
 
 
 def find_layer(config: Mapping[str, object], layer: int) -> AttentionLayer:
@@ -145,7 +150,7 @@ def find_decoder(config: Mapping[str, object]) -> DecoderConfig:
         TypeError: `config` is not a mapping, or a value of it has the wrong type.
         ValueError: a ``model_type`` without a decoder of ours, or a value that we do not compute.
     """
-    decoders = tuple(sorted(name for name, one in FAMILIES.items() if one.block is not None))
+    decoders = _written(name for name, one in FAMILIES.items() if one.block is not None)
     family, read = _read(config, decoders)
     if family.block is None:
         instead = "; EncoderDecoderModel runs it" if family.pair else ""

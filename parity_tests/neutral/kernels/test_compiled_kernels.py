@@ -6,6 +6,7 @@ import concurrent.futures
 import ctypes
 import importlib.util
 import multiprocessing
+import sys
 from pathlib import Path
 
 import pytest
