@@ -159,7 +159,7 @@ class DecoderBlock(Layer):
         elif added is not None:
             x = x + added
         if self.config.scaled:
-            x = x * self.scalar
+            x = x * self.scalar.astype(x.dtype)
         return functional.with_cache(functional.with_cache(x, shared if return_shared else None), cache)
 
     def _run(

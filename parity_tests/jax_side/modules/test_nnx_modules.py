@@ -12,6 +12,7 @@ from flax import linen, nnx
 
 import jax_attn
 from attn_bridge import specs
+from attn_parity.check.mesh.cases import MODELS
 from jax_attn.implementations import reference
 
 from ...contract import jax_backend, modules
@@ -213,3 +214,21 @@ def test_softmax_has_forward_mode_derivatives():
     scores, tangent = jnp.array([0.3, -1.0, 2.0]), jnp.array([1.0, -0.5, 0.25])
     ours, theirs = (jax.jvp(softmax, (scores,), (tangent,)) for softmax in (reference.softmax, jax.nn.softmax))
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def dtype_of(block: nnx.Module, config: specs.DecoderBlockConfig) -> jnp.dtype:
+    """Return the dtype of a block's output for vectors in bfloat16; nothing is computed."""
+    streams = () if config.updates is None else (config.updates.num_streams,)
+    inputs = {"x": jax.ShapeDtypeStruct((2, 5, *streams, config.emb_dim), jnp.bfloat16)}
+    if config.layer_input is not None:
+        inputs["layer_input"] = jax.ShapeDtypeStruct((2, 5, config.layer_input.dim), jnp.bfloat16)
+    graph, state = nnx.split(block)
+    return jax.eval_shape(lambda state, inputs: nnx.merge(graph, state)(**inputs), state, inputs).dtype
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("DecoderModel")])
+def test_blocks_compute_in_their_dtype_with_parameters_of_another(name):
+    config = MODELS[name]
+    blocks = nnx.eval_shape(lambda: jax_attn.DecoderModel(config, rngs=nnx.Rngs(0), dtype=jnp.bfloat16)).trf_blocks
+    alone = [number for number, block in enumerate(config.blocks) if block.keys_of is None]
+    assert {dtype_of(blocks[number], config.blocks[number]) for number in alone} == {jnp.dtype(jnp.bfloat16)}
