@@ -34,6 +34,9 @@ def project(tmp_path):
     for name in (versions.HOME, *versions.REPEATED, "CHANGELOG.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(versions.ROOT / name, tmp_path / name)
+    changes = tmp_path / "CHANGELOG.md"
+    before, _, after = changes.read_text().partition("## [Unreleased]\n")
+    changes.write_text(f"{before}## [Unreleased]\n\n### Added\n\n- Another layer.\n\n## [{after.partition('## [')[2]}")
     return tmp_path
 
 
@@ -44,7 +47,7 @@ def test_a_new_version_goes_everywhere(project):
     text = (project / "CHANGELOG.md").read_text()
     assert "## [Unreleased]\n\n## [7.1.0rc1] - 2031-01-02\n\n### Added\n" in text
     assert changelog.problems(text, "7.1.0rc1") == []
-    assert changelog.section(text, "7.1.0rc1").startswith("### Added\n")
+    assert changelog.section(text, "7.1.0rc1").startswith("### Added\n\n- Another layer.")
     with pytest.raises(ValueError, match="nothing under"):
         versions.bump("7.1.0", project)
 
