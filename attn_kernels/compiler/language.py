@@ -280,9 +280,10 @@ class Code:
         pointer = self.builder.inttoptr(self.operand(address, WORD), value.type.as_pointer())
         self.builder.store(self.operand(value, value.type), pointer, align=align or _alignment(value.type))
 
-    def fetch(self, address: Value) -> None:
+    def fetch(self, address: Value, *, to_write: bool = False) -> None:
         """Prefetch the memory at an address, which may be outside allocated memory."""
-        flags = [ir.Constant(ir.IntType(32), one) for one in (0, 3, 1)]  # to read, into the nearest cache, as data
+        # To read or to write, into the nearest cache, as data.
+        flags = [ir.Constant(ir.IntType(32), one) for one in (int(to_write), 3, 1)]
         self.instruct("llvm.prefetch.p0", NOTHING, self.pointer(address), *flags)
 
     def pointer(self, address: object) -> ir.Value:

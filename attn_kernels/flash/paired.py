@@ -154,7 +154,7 @@ class PairedForward:
         """Write the context of the `i`th query of the block times a factor, as the `index`th of all."""
         depth, (kind, size, _) = self.sizes.given.value_depth, self.numbers
         row, to = self.of_queries.at(i * self.sizes.value_width), self.job[words.CONTEXT] + size * depth * index
-        write_row(self.job.code, row, depth, share, to, kind)
+        write_row(self.job.code, row, depth, share, to, kind, depth * self.sizes.given.heads)
 
 
 class PairedBackward:
@@ -250,10 +250,11 @@ class PairedBackward:
     def write_queries(self, index: Value, count: Value) -> None:
         """Write the gradients of a block of queries."""
         code, sizes, (kind, size, scale) = self.job.code, self.sizes, self.numbers
+        depth, stride = sizes.given.depth, sizes.given.depth * sizes.given.heads
         transpose_back(code, self.d_queries, sizes.width, self.of_queries)
         with code.loop(0, count) as i:
-            to = self.job[words.D_QUERY] + size * sizes.given.depth * (index + i * sizes.given.heads)
-            write_row(code, self.of_queries.at(i * sizes.width), sizes.given.depth, scale, to, kind)
+            to = self.job[words.D_QUERY] + size * (depth * index + i * stride)
+            write_row(code, self.of_queries.at(i * sizes.width), depth, scale, to, kind, stride)
 
     def write_keys(self, index: Value) -> None:
         """Write the gradients of keys and values."""
@@ -263,6 +264,7 @@ class PairedBackward:
                 (words.D_KEY, shape.depth, self.d_keys, sizes.width, scale),
                 (words.D_VALUE, shape.value_depth, self.d_values, sizes.value_width, 1.0),
             ):
-                to = self.job[word] + size * channels * (index + j * shape.key_heads)
+                stride = channels * shape.key_heads
+                to = self.job[word] + size * (channels * index + j * stride)
                 # The queries are unscaled here, unlike in `plain`: the gradient of keys still needs the factor.
-                write_row(code, sums.at(j * line), channels, factor, to, kind)
+                write_row(code, sums.at(j * line), channels, factor, to, kind, stride)

@@ -82,7 +82,7 @@ class Forward:
         """Write the context of the `i`th query of the block times a factor, as the `index`th of all."""
         depth, (kind, size, _) = self.sizes.value_depth, self.numbers
         row, to = self.context.at(i * self.sizes.value_width), self.job[words.CONTEXT] + size * depth * index
-        write_row(self.job.code, row, depth, share, to, kind)
+        write_row(self.job.code, row, depth, share, to, kind, depth * self.sizes.heads)
 
 
 class Backward:
@@ -176,9 +176,10 @@ class Backward:
     def write_queries(self, index: Value, count: Value) -> None:
         """Write the gradients of a block of queries."""
         sizes, (kind, size, scale) = self.sizes, self.numbers
+        stride = sizes.depth * sizes.heads
         with self.job.code.loop(0, count) as i:
-            to = self.job[words.D_QUERY] + size * sizes.depth * (index + i * sizes.heads)
-            write_row(self.job.code, self.d_queries.at(i * sizes.width), sizes.depth, scale, to, kind)
+            to = self.job[words.D_QUERY] + size * (sizes.depth * index + i * stride)
+            write_row(self.job.code, self.d_queries.at(i * sizes.width), sizes.depth, scale, to, kind, stride)
 
     def write_keys(self, index: Value) -> None:
         """Write the gradients of keys and values."""
@@ -188,6 +189,7 @@ class Backward:
                 (words.D_KEY, sizes.depth, self.d_keys, sizes.width),
                 (words.D_VALUE, sizes.value_depth, self.d_values, sizes.value_width),
             ):
-                to = self.job[word] + size * channels * (index + j * sizes.key_heads)
+                stride = channels * sizes.key_heads
+                to = self.job[word] + size * (channels * index + j * stride)
                 # Queries were scaled when they were read, so the gradient of keys has the factor already.
-                write_row(self.job.code, sums.at(j * line), channels, 1.0, to, kind)
+                write_row(self.job.code, sums.at(j * line), channels, 1.0, to, kind, stride)

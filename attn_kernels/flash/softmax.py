@@ -81,9 +81,9 @@ def weigh(code: Code, scores: Value, tops: Value, sums: Value, shrink: Value, co
             return total + weight
 
         for lane, top, before, now, total in zip(lanes, new, old, safe, _sums(code, count, add), strict=True):
-            # The correction of an online softmax (arXiv 1805.02867), exp(old - new); 0 before the first key, where sum
-            # and context are 0 as well.
-            factor = exp(before - now)
+            # The correction of an online softmax (arXiv 1805.02867), exp(old - new); none before the first key, where
+            # sum and context are 0.
+            factor = code.choose(before > float("-inf"), exp(before - now), 1.0)
             code.store(code.times_plus(code.load(sums + lane, _VECTOR), factor, total), sums + lane)
             code.store(factor, shrink + lane)
             code.store(top.get(), tops + lane)

@@ -15,6 +15,13 @@ _SHORT, _INT = ir.IntType(16), ir.IntType(32)
 STORED = {"float32": FLOAT, "bfloat16": _SHORT, "float16": ir.HalfType()}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+_CACHE_LINE = 64
+
+# Rows of a head are further apart than the processor itself fetches ahead. 16 rows of 256 bytes, 4 KiB, are little
+# beside a cache of 32 KiB; 8 and 32 rows gained as much or less on a Zen 5.
+_ROWS_AHEAD = 16
+"""Rows between the one that is read or written and the one that is prefetched."""
+
 
 def widened(kind: str, value: Value) -> Value:
     """Return numbers of a kind as float32."""
@@ -60,6 +67,12 @@ def copy(
         some(start, factor, 1)
 
 
+def fetch_ahead(code: Code, row: Value, line: Value, size: Value, *, to_write: bool = False) -> None:
+    """Prefetch the row `_ROWS_AHEAD` rows behind one, of `size` bytes; rows begin `line` bytes apart."""
+    with code.loop(0, size, _CACHE_LINE) as at:
+        code.fetch(row + _ROWS_AHEAD * line + at, to_write=to_write)
+
+
 @routine
 def read_rows(
     code: Code,
@@ -79,18 +92,25 @@ def read_rows(
     """
     for name, number in words.KINDS.items():
         with code.when(kind == number), code.loop(0, rows) as r:
-            copy(
-                code, source + BYTES[name] * r * stride, columns, factor, target + 4 * r * width, of=name, to="float32"
-            )
-    with code.loop(0, rows) as r:
+            row, line = source + BYTES[name] * r * stride, BYTES[name] * stride
+            fetch_ahead(code, row, line, BYTES[name] * columns)
+            copy(code, row, columns, factor, target + 4 * r * width, of=name, to="float32")
+    with code.when(columns < width), code.loop(0, rows) as r:
         fill(code, target + 4 * (r * width + columns), width - columns, 0.0)
     fill(code, target + 4 * rows * width, size - rows * width, 0.0)
 
 
-def write_row(code: Code, source: Value, count: Value, factor: object, target: Value, kind: Value) -> None:
-    """Write `count` numbers of float32 times a factor as a kind."""
+def write_row(
+    code: Code, source: Value, count: Value, factor: object, target: Value, kind: Value, stride: Value | None = None
+) -> None:
+    """Write `count` numbers of float32 times a factor as a kind.
+
+    Give the `stride` of the rows of `target`, in numbers, where the next ones are written next: they are prefetched.
+    """
     for name, number in words.KINDS.items():
         with code.when(kind == number):
+            if stride is not None:
+                fetch_ahead(code, target, BYTES[name] * stride, BYTES[name] * count, to_write=True)
             copy(code, source, count, factor, target, to=name)
 
 

@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from ..compiler.language import FLOAT, Code, Value, routine
 from ..compiler.processor import LANES
-from .memory import nearest_bits
+from .memory import fetch_ahead, nearest_bits
 
 _SHORT, _INT = ir.IntType(16), ir.IntType(32)
 _FLOATS, _SHORTS, _INTS = (ir.VectorType(kind, LANES) for kind in (FLOAT, _SHORT, _INT))
@@ -36,8 +36,9 @@ def read_shorts(
     line = 2 * width
     code.call("memset", target, 0, first * line)
     with code.loop(0, rows) as r:
-        row = target + (first + r) * line
-        code.call("memcpy", row, source + 2 * r * stride, 2 * columns)
+        row, given = target + (first + r) * line, source + 2 * r * stride
+        fetch_ahead(code, given, 2 * stride, 2 * columns)
+        code.call("memcpy", row, given, 2 * columns)
         with code.when(columns < width):
             code.call("memset", row + 2 * columns, 0, line - 2 * columns)
     code.call("memset", target + (first + rows) * line, 0, (size - first - rows) * line)
