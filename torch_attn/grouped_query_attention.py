@@ -127,8 +127,8 @@ class GroupedQueryAttention(Layer):
             TypeError: an input that is not floating point, a mask that is not bool, or positions that are not integers.
         """
         config = self.config
-        validation.check_shared(config.shared, shared is not None)
         batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
+        validation.check_shared(config.shared, shared is not None)
         at = positions_of(batch, positions, cache, attention_mask, config.position) if shared is None else shared.at
         query, key, value = self._heads(batch, at)
         if shared is not None:
