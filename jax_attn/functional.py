@@ -22,7 +22,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge import misuse, validation
-from attn_bridge.masks import Mask, as_mask
+from attn_bridge.masks import Mask, as_mask, counting_tokens
 from attn_bridge.masks.positions import Full
 
 from . import implementations
@@ -185,7 +185,12 @@ def _placed_checked(mask: Mask | Bool[Array, "..."], shape: tuple[int, ...]) -> 
     mask = as_placed(mask)
     mask.check_arrays(lambda array: _check_mask(array, shape))
     mask.check_sizes(shape[0])
-    return mask.placed(*shape[2:])
+    return counting_tokens(mask, may_hide).placed(*shape[2:])
+
+
+def may_hide(shown: Bool[Array, "B"]) -> bool:
+    """Return whether an array may have a False; True where its values are unknown."""
+    return not (_has_values(shown) and bool(np.asarray(shown).all()))
 
 
 def visible_keys(mask: Mask | Bool[Array, "..."], shape: tuple[int, ...], like: Array) -> Bool[Array, "..."]:

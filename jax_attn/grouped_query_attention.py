@@ -104,7 +104,7 @@ class GroupedQueryAttention(Layer):
                 config's mask applies in addition. S counts the tokens in the cache, too.
             positions: integers ``(T,)`` or ``(B, T)``; a `Rotary` with axes also takes ``(rows, B, T)``, and others for
                 all rows. By default each sequence counts its tokens, without padding on the left, from 0 or from the
-                end of the cache. The config's mask counts slots, padding included.
+                end of the cache. The config's mask counts the tokens of a sequence so, whatever their positions.
             cache: of `init_cache`; `x` follows the tokens in it.
             return_weights: also return the attention weights ``(B, H, T, S)``, without ``B`` for 2-D `x`, as they are
                 before dropout; the reference computes both then, which takes more time and memory.

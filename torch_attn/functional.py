@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from attn_bridge import misuse, validation
-from attn_bridge.masks import Mask, as_mask
+from attn_bridge.masks import Mask, as_mask, counting_tokens
 from attn_bridge.masks.positions import Full
 
 from . import implementations
@@ -193,7 +193,12 @@ def _placed_checked(mask: Mask | Bool[Tensor, "..."], shape: tuple[int, ...], de
     mask = as_placed(mask, device)
     mask.check_arrays(lambda array: _check_mask(array, shape))
     mask.check_sizes(shape[0])
-    return mask.placed(*shape[2:])
+    return counting_tokens(mask, may_hide).placed(*shape[2:])
+
+
+def may_hide(shown: Bool[Tensor, "B"]) -> bool:
+    """Return whether an array may have a False; True where its values are unknown."""
+    return not (_has_values(shown) and bool(shown.all()))
 
 
 def visible_keys(mask: Mask | Bool[Tensor, "..."], shape: tuple[int, ...], like: Tensor) -> Bool[Tensor, "..."]:

@@ -17,6 +17,10 @@ class BlockCausal(Mask):
 
     size: int
 
+    @property
+    def counts_tokens(self) -> bool:
+        return True
+
     def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         return key_positions // self.size <= query_positions // self.size
 
@@ -36,10 +40,18 @@ class BlockDiffusion(Mask):
     size: int
     tokens: int
 
+    @property
+    def counts_tokens(self) -> bool:
+        return True
+
     def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+        return self.allowed_behind(0, query_positions, key_positions)
+
+    def allowed_behind(self, padding: Any, query_positions: Positions, key_positions: Positions) -> Any:
         query_is_clean, key_is_clean = query_positions >= self.tokens, key_positions >= self.tokens
-        query_block = query_positions % self.tokens // self.size
-        key_block = key_positions % self.tokens // self.size
+        # Both halves are the same tokens, padding included.
+        query_block = (query_positions % self.tokens - padding) // self.size
+        key_block = (key_positions % self.tokens - padding) // self.size
         own = (query_block == key_block) & (query_is_clean == key_is_clean)
         return own | (key_is_clean & (key_block < query_block))
 

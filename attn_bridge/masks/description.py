@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .. import validation
+
 Interval = tuple[np.ndarray, np.ndarray]
 """First visible key of each query, and the end (exclusive) of its visible keys."""
 
@@ -73,6 +75,11 @@ class Mask:
         """Maximum number of most recent keys, its own included, that a query sees; None without such a bound."""
         return None
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether distances from the first token matter, which `behind` counts without padding."""
+        return False
+
     def placed(self, queries: int, keys: int) -> Mask:
         """Return this mask for exactly that many queries and keys, from position 0 each.
 
@@ -126,6 +133,18 @@ class Mask:
             keys: position of the first key, if invisible keys are left out.
         """
         return Offset(self, integer("n", n), integer("keys", keys))
+
+    def behind(self, padding: Any) -> Mask:
+        """Return this mask for sequences that each begin with some padding.
+
+        Args:
+            padding: integers ``(B, 1, 1, 1)``: tokens of padding in front of each sequence.
+        """
+        return Behind(padding, self) if self.counts_tokens else self
+
+    def allowed_behind(self, padding: Any, query_positions: Positions, key_positions: Positions) -> Any:
+        """Return the bool array of visible pairs for sequences that begin with padding, as `behind` takes it."""
+        return self.allowed(query_positions - padding, key_positions - padding)
 
     def picked(self, keys: object) -> Mask:
         """Return this mask with the columns of its bool arrays picked: those of the keys at these positions ``(S,)``.
@@ -213,6 +232,33 @@ class ArrayMask(OfArrays):
         return bool(self.array.ndim == 0 or self.array.shape[-1] == 1)
 
 
+@dataclass(frozen=True, eq=False)
+class Behind(OfArrays):
+    """A mask for sequences that begin with some padding, ``(B, 1, 1, 1)``, which hides nothing itself."""
+
+    padding: Any
+    mask: Mask
+
+    def arrays(self) -> Iterator[Any]:
+        yield self.padding
+
+    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        return Behind(convert(self.padding), self.mask)
+
+    def check_sizes(self, batch: int, tokens: int = 0) -> None:
+        validation.check_mask_rows("padding of a mask", self.padding.shape[0], batch)
+
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+        return self.mask.allowed_behind(self.padding, query_positions, key_positions)
+
+    def first_key(self, query: int) -> int:
+        return 0 if self.reach is None else max(0, query - self.reach + 1)
+
+    @property
+    def reach(self) -> int | None:
+        return self.mask.reach
+
+
 @dataclass(frozen=True)
 class Offset(Mask):
     """A mask seen by queries and keys that start at other positions."""
@@ -242,6 +288,13 @@ class Offset(Mask):
 
     def offset(self, n: int, *, keys: int = 0) -> Mask:
         return self.mask.offset(self.n + n, keys=self.keys + keys)
+
+    @property
+    def counts_tokens(self) -> bool:
+        return self.mask.counts_tokens
+
+    def behind(self, padding: Any) -> Mask:
+        return Offset(self.mask.behind(padding), self.n, self.keys)
 
     def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         return self.mask.allowed(query_positions + self.n, key_positions + self.keys if self.keys else key_positions)
@@ -290,6 +343,13 @@ class Combined(Mask):
 
     def offset(self, n: int, *, keys: int = 0) -> Mask:
         return type(self)(tuple(part.offset(n, keys=keys) for part in self.parts))
+
+    @property
+    def counts_tokens(self) -> bool:
+        return any(part.counts_tokens for part in self.parts)
+
+    def behind(self, padding: Any) -> Mask:
+        return type(self)(tuple(part.behind(padding) for part in self.parts))
 
     def picked(self, keys: object) -> Mask:
         return type(self)(tuple(part.picked(keys) for part in self.parts))

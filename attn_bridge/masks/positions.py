@@ -83,6 +83,10 @@ class Chunked(Mask):
 
     size: int
 
+    @property
+    def counts_tokens(self) -> bool:
+        return True
+
     def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         return (key_positions <= query_positions) & (key_positions // self.size == query_positions // self.size)
 
@@ -109,6 +113,10 @@ class Prefix(Mask):
     """Keys up to the query, and the first `size`."""
 
     size: int
+
+    @property
+    def counts_tokens(self) -> bool:
+        return True
 
     def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
         return (key_positions <= query_positions) | (key_positions < self.size)

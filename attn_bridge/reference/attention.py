@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..masks import Mask
+from ..masks import Mask, as_mask, left_padding
 
 
 def as_double(array: np.ndarray) -> np.ndarray:
@@ -92,6 +92,8 @@ def visible_keys(shape: tuple[int, int, int, int], *, causal: bool, attention_ma
 def restricted(mask: Mask, attention_mask: np.ndarray | None, tokens: int) -> np.ndarray:
     """Return the intersection of a description and a call's mask: bool ``(b, h, t, t)``, where b and h may be 1."""
     places = np.arange(tokens)
+    if attention_mask is not None and attention_mask.ndim == 2:
+        mask = mask.behind(left_padding(as_mask(attention_mask))[:, None, None])
     seen = np.asarray(mask.allowed(places[:, None], places[None, :]))
     seen = seen if seen.ndim == 4 else seen[None, None]
     if attention_mask is None:

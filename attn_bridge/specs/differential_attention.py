@@ -29,7 +29,7 @@ class DifferentialAttentionConfig(Config):
         qkv_bias: whether query, key and value have biases.
         out_bias: whether the output projection has one.
         position: `Rotary`, or None where positions come with the input.
-        mask: which token attends to which; counts slots, the places of the tokens in the sequence, padding included.
+        mask: which token attends to which, by the places of the tokens in the sequence, without padding on the left.
         lambda_init: initial factor of the second softmax, below 1; see `lambda_of_layer`.
         norm_eps: constant that the norm of a pair adds to the mean square.
         scale: factor of the scores; ``head_dim ** -0.5`` by default.

@@ -110,7 +110,7 @@ class GroupedQueryAttentionConfig(Config):
         out_bias: whether the output projection has one.
         position: `Rotary`, `Alibi`, `RelativeBias`, or None where positions come with the input.
         qk_norm: norms of query and key.
-        mask: who attends to whom; counts slots, the places of the tokens in the sequence, padding included.
+        mask: who attends to whom, by the places of the tokens in the sequence, without padding on the left.
         scale: factor of the scores; ``head_dim ** -0.5`` by default.
         softcap: scores become ``softcap * tanh(scores / softcap)`` (Gemma 2, arXiv 2408.00118).
         sinks: whether each head has a learned logit that joins its softmax and carries no value (gpt-oss, 2508.10925).

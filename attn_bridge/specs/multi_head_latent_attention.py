@@ -29,7 +29,7 @@ class MultiHeadLatentAttentionConfig(Config):
         d_out: width of the output; `d_in` by default.
         bias: whether the projections of the input and the one to the output have biases.
         position: `Rotary` of the `rope_dim` channels, or None where positions come with the input (Kimi Linear).
-        mask: who attends to whom; counts slots, the places of the tokens in the sequence, padding included.
+        mask: who attends to whom, by the places of the tokens in the sequence, without padding on the left.
         scale: factor of the scores; by default ``(nope_dim + rope_dim) ** -0.5``, with YaRN times the square of
             ``0.1 * mscale_all_dim * log(factor) + 1``.
         norm_eps: constant that the norms of the latents add to the mean square.

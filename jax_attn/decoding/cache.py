@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge import validation
-from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
+from attn_bridge.masks import ArrayMask, Mask, causal, full, left_padding
 from attn_bridge.specs import Rotary
 
 from .. import functional, implementations
@@ -60,7 +60,7 @@ class SharedKeys:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["key", "value", "positions", "visible", "length"],
+    data_fields=["key", "value", "positions", "visible", "padding", "length"],
     meta_fields=["capacity", "rolling", "adaptive"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,6 +72,7 @@ class KeyValueCache:
         value: ``(B, S, K, Dv)``.
         positions: ``(B, S)``, the position of each key.
         visible: ``(B, S)`` bool, ``False`` for padding.
+        padding: ``(B, 1)``, tokens of padding in front of each sequence.
         length: number of tokens so far.
         capacity: most tokens that it takes.
         rolling: whether it keeps the last S tokens only; slot ``i`` then holds a token whose number is ``i`` modulo S.
@@ -82,6 +83,7 @@ class KeyValueCache:
     value: Float[Array, "B S K Dv"]
     positions: Int[Array, "B S"]
     visible: Bool[Array, "B S"]
+    padding: Int[Array, "B 1"]
     length: Int[Array, ""]
     capacity: int
     rolling: bool = False
@@ -120,6 +122,7 @@ class KeyValueCache:
             jnp.zeros((batch_size, slots, num_kv_heads, value_dim), dtype),
             jnp.zeros((batch_size, slots), jnp.int32),
             jnp.ones((batch_size, slots), bool),
+            jnp.zeros((batch_size, 1), jnp.int32),
             jnp.zeros((), jnp.int32),
             capacity,
             rolling is not None,
@@ -176,10 +179,13 @@ class KeyValueCache:
         validation.check_positions(jnp.shape(positions), dtype, key.shape[0], tokens)
         hidden, mask = self._split(causal() if mask is None else mask, attention_mask, tokens)
         self._check_mask(mask, num_heads, tokens, None if isinstance(first, jax.core.Tracer) else int(first) + tokens)
+        padding = left_padding(mask)
+        if padding is not None:
+            mask = mask.behind(padding[:, None, None])
         positions = jnp.broadcast_to(positions, key.shape[:2]).astype(jnp.int32)
         if self.rolling:
-            return self._roll(key, value, positions, hidden, mask)
-        cache = self._write(key, value, positions, hidden)
+            return self._padded(hidden)._roll(key, value, positions, hidden, mask)
+        cache = self._padded(hidden)._write(key, value, positions, hidden)
         if tokens > 1 and not isinstance(first, jax.core.Tracer):
             return cache, cache._known_view(int(first), tokens, mask)
         return cache, cache._view(tokens, mask)
@@ -245,8 +251,22 @@ class KeyValueCache:
             length=first + key.shape[1],
         )
 
+    def _padded(self, hidden: Array | None) -> KeyValueCache:
+        """Return the cache with the padding of a mask ``(B, S)`` in front of its sequences."""
+        if hidden is None:
+            return self
+        return dataclasses.replace(
+            self, padding=jnp.broadcast_to(left_padding(ArrayMask(hidden)), self.padding.shape).astype(jnp.int32)
+        )
+
+    def _counting_tokens(self, mask: Mask) -> Mask:
+        """Return a mask that counts tokens behind the padding of each sequence."""
+        return mask.behind(self.padding[:, None, None])
+
     def _known_view(self, first: int, tokens: int, mask: Mask) -> View:
         """Return the view of the last tokens if their numbers are known, so that no mask array is needed."""
+        if mask.counts_tokens and functional.may_hide(self.padding[:, 0] == 0):
+            mask = self._counting_tokens(mask)
         seen = slice(min(mask.first_key(first), first), first + tokens)
         mask = mask.offset(first, keys=seen.start).restrict(self.visible[:, None, None, seen])
         return View(self.key[:, seen], self.value[:, seen], mask, self.positions[:, seen])
@@ -304,7 +324,7 @@ class KeyValueCache:
             at = new_numbers[-slots:] % slots
             written = [writing.put_at(one, part[:, -slots:], at) for one, part in zip(arrays, new, strict=True)]
         key, value, positions, visible = written
-        cache = KeyValueCache(key, value, positions, visible, length, self.capacity, self.rolling, self.adaptive)
+        cache = dataclasses.replace(self, key=key, value=value, positions=positions, visible=visible, length=length)
         if tokens == 1:
             return cache, _masked_view(written, cache, tokens, _numbers(length, slots), mask)
         # Several new tokens may need what they write over.
@@ -368,7 +388,8 @@ class KeyValueCache:
             key, value = jnp.where(fits, key, jnp.nan), jnp.where(fits, value, jnp.nan)
         length = jnp.clip(jnp.asarray(length, jnp.int32), 0, self.length)
         visible = self.visible if self.rolling else self.visible | (jnp.arange(slots) >= length)
-        return dataclasses.replace(self, key=key, value=value, length=length, visible=visible)
+        padding = jnp.minimum(self.padding, length)
+        return dataclasses.replace(self, key=key, value=value, length=length, visible=visible, padding=padding)
 
     def reorder(self, indices: Int[Array, "B"]) -> KeyValueCache:
         """Take the rows of the batch in another order, some several times or not at all, as beam search does.
@@ -379,9 +400,8 @@ class KeyValueCache:
                 and such a row is NaN.
         """
         at = running.known_rows(indices, self.key.shape[0])
-        arrays = {
-            name: jnp.take(getattr(self, name), at, 0, mode="fill") for name in ("key", "value", "positions", "visible")
-        }
+        names = ("key", "value", "positions", "visible", "padding")
+        arrays = {name: jnp.take(getattr(self, name), at, 0, mode="fill") for name in names}
         return dataclasses.replace(self, **arrays)
 
 
@@ -398,6 +418,7 @@ def _masked_view(stored: Sequence[Array], cache: KeyValueCache, tokens: int, num
     """
     key, value, positions, visible = stored
     queries = cache.length - tokens + jnp.arange(tokens)
+    mask = cache._counting_tokens(mask)
     allowed = mask.picked(numbers).allowed(queries[:, None], numbers[None, :])
     allowed = allowed & (numbers >= 0) & (numbers < cache.length)
     allowed = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape) & visible[:, None, None, :]
@@ -420,7 +441,7 @@ def positions_of(
         x: ``(B, T, D)``.
         positions: ``(T,)`` or ``(B, T)``, or ``(rows, B, T)`` for a `Rotary` with axes; None numbers the tokens.
         cache: cache of earlier tokens; a cache without positions continues its length.
-        attention_mask: a bool array ``(B, S)``, ``False`` for padding; other masks change nothing.
+        attention_mask: a bool array ``(B, S)``, ``False`` for padding, or a mask with one; others change nothing.
         position: of the config.
 
     Raises:
@@ -455,13 +476,8 @@ def last_of_rows(positions: Int[Array, "... T"]) -> Int[Array, "... T"]:
 
 
 def _left_padding(attention_mask: Mask | Array | None, batch: int) -> Int[Array, "B 1"] | None:
-    """Return how many keys a ``(B, S)`` mask hides before the first that it shows; None of any other mask."""
-    mask = None if attention_mask is None else as_mask(attention_mask)
-    if not isinstance(mask, ArrayMask):
+    """Return how many keys a mask hides as padding in front of each sequence; None for a mask without padding."""
+    if attention_mask is None:
         return None
-    array = functional.as_visible(mask.array)
-    shape = functional.shape_of(array)
-    if len(shape) != 2 or shape[0] not in (1, batch) or functional.dtype_name(array) != "bool":
-        return None
-    seen = jnp.cumsum(jnp.asarray(array), -1, dtype=jnp.int32)
-    return jnp.sum(seen == 0, -1, keepdims=True, dtype=jnp.int32)
+    padding: Array | None = left_padding(functional.as_placed(attention_mask))
+    return None if padding is None or padding.shape[0] not in (1, batch) else padding.astype(jnp.int32)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.types import Device
 
 from attn_bridge import validation
-from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
+from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full, left_padding
 from attn_bridge.specs import Rotary
 
 from .. import functional
@@ -64,6 +64,7 @@ class KeyValueCache:
         value: ``(B, S, K, Dv)``.
         positions: ``(B, S)``, the position of each key.
         visible: ``(B, S)`` bool, ``False`` for padding.
+        padding: ``(B, 1)``, tokens of padding in front of each sequence.
         length: number of tokens so far.
         capacity: most tokens that it takes.
         rolling: whether it keeps the last S tokens only; slot ``i`` then holds a token whose number is ``i`` modulo S.
@@ -75,6 +76,7 @@ class KeyValueCache:
     value: Float[Tensor, "B S K Dv"]
     positions: Int[Tensor, "B S"]
     visible: Bool[Tensor, "B S"]
+    padding: Int[Tensor, "B 1"]
     length: int
     capacity: int
     rolling: bool = False
@@ -121,6 +123,7 @@ class KeyValueCache:
             value,
             torch.zeros(batch_size, slots, device=device, dtype=torch.int32),
             torch.ones(batch_size, slots, device=device, dtype=torch.bool),
+            torch.zeros(batch_size, 1, device=device, dtype=torch.int32),
             0,
             capacity,
             rolling is not None,
@@ -167,6 +170,9 @@ class KeyValueCache:
         validation.check_positions(tuple(positions.shape), dtype, key.shape[0], tokens)
         hidden, mask = self._split(causal() if mask is None else mask, attention_mask, length)
         self._check_mask(mask, num_heads, tokens, length)
+        padding = left_padding(mask)
+        if padding is not None:
+            mask = mask.behind(padding[:, None, None])
         # Nothing is refused from here on: a call that raises leaves the cache as it was.
         if self.adaptive and self.key.dtype != key.dtype:
             for name, array in (("key", key), ("value", value)):
@@ -174,6 +180,7 @@ class KeyValueCache:
         if self.rolling:
             return self, self._roll(key, value, positions, hidden, mask)
         self._write(key, value, positions, hidden)
+        mask = self._counting_tokens(mask)
         # Keys that nobody sees any more are left out; these are views, nothing is copied.
         seen = slice(min(mask.first_key(first), first), length)
         mask = mask.offset(first, keys=seen.start)
@@ -222,13 +229,19 @@ class KeyValueCache:
         self.key[:, new] = key
         self.value[:, new] = value
         self.positions[:, new] = positions
-        self._advance(new.stop, hidden is not None)
+        self._advance(new.stop, hidden)
         if hidden is not None:
             self.visible[:, : hidden.shape[1]] = hidden
 
-    def _advance(self, length: int, padded: bool = False) -> None:
+    def _advance(self, length: int, hidden: Tensor | None = None) -> None:
         self.length = length
-        self.padded = self.padded or padded
+        if hidden is not None:
+            self.padded = True
+            self.padding[:] = left_padding(ArrayMask(hidden))
+
+    def _counting_tokens(self, mask: Mask) -> Mask:
+        """Return a mask that counts tokens behind the padding of each sequence."""
+        return mask.behind(self.padding[:, None, None]) if self.padded else mask
 
     def _split(self, mask: Mask, attention_mask: Any, length: int) -> tuple[Tensor | None, Mask]:
         """Return the ``(B, S)`` array that hides padding, or None, and the mask of this call."""
@@ -250,7 +263,8 @@ class KeyValueCache:
         """Overwrite the oldest tokens, and return the keys, values and mask for the new ones."""
         batch, tokens, slots, first = key.shape[0], key.shape[1], self.key.shape[1], self.length
         length = first + tokens
-        self._advance(length, hidden is not None)
+        self._advance(length, hidden)
+        mask = self._counting_tokens(mask)
         oldest = max(0, first - slots)
         old = torch.arange(oldest, first, device=key.device)
         # Of more new tokens than slots only the last remain: writing all would write slots twice, in no certain order.
@@ -300,7 +314,7 @@ class KeyValueCache:
         hidden, mask = self._split(full(), attention_mask, self.length)
         if hidden is not None:
             self.visible[:, : hidden.shape[1]] = hidden
-        self._advance(self.length, hidden is not None)
+        self._advance(self.length, hidden)
         seen = slice(0, self.length)
         if self.padded:
             mask = mask.restrict(self.visible[:, None, None, seen])
@@ -325,6 +339,7 @@ class KeyValueCache:
         validation.check_trim(length, self.length, self.key.shape[1], self.rolling)
         if not self.rolling:
             self.visible[:, length:].fill_(True)
+        self.padding.clamp_(max=length)
         self._advance(length)
         return self
 
@@ -338,13 +353,15 @@ class KeyValueCache:
         dtype = functional.dtype_name(indices, "indices")
         rows = () if torch.compiler.is_compiling() else indices.tolist()
         validation.check_reorder(tuple(indices.shape), dtype, self.key.shape[0], rows)
-        for array in (self.key, self.value, self.positions, self.visible):
+        for array in (self.key, self.value, self.positions, self.visible, self.padding):
             array.copy_(array[beside(indices, array)])
         return self
 
 
 register(
-    KeyValueCache, ("key", "value", "positions", "visible", "length"), ("capacity", "rolling", "padded", "adaptive")
+    KeyValueCache,
+    ("key", "value", "positions", "visible", "padding", "length"),
+    ("capacity", "rolling", "padded", "adaptive"),
 )
 
 
@@ -363,7 +380,7 @@ def positions_of(
         x: ``(B, T, D)``.
         positions: ``(T,)`` or ``(B, T)``, or ``(rows, B, T)`` for a `Rotary` with axes; None numbers the tokens.
         cache: cache of earlier tokens; a cache without positions continues its length.
-        attention_mask: a bool array ``(B, S)``, ``False`` for padding; other masks change nothing.
+        attention_mask: a bool array ``(B, S)``, ``False`` for padding, or a mask with one; others change nothing.
         position: of the config.
 
     Raises:
@@ -398,13 +415,8 @@ def last_of_rows(positions: Int[Tensor, "... T"]) -> Int[Tensor, "... T"]:
 
 
 def _left_padding(attention_mask: object, batch: int, device: Device) -> Int[Tensor, "B 1"] | None:
-    """Return how many keys a ``(B, S)`` mask hides before the first that it shows; None of any other mask."""
-    mask = None if attention_mask is None else as_mask(attention_mask)
-    if not isinstance(mask, ArrayMask):
+    """Return how many keys a mask hides as padding in front of each sequence; None for a mask without padding."""
+    if attention_mask is None:
         return None
-    array = functional.as_visible(torch.as_tensor(mask.array, device=device))
-    shape = functional.shape_of(array)
-    if len(shape) != 2 or shape[0] not in (1, batch) or functional.dtype_name(array) != "bool":
-        return None
-    seen = array.to(torch.int32).cumsum(-1)
-    return (seen == 0).sum(-1, keepdim=True)
+    padding: Tensor | None = left_padding(functional.as_placed(attention_mask, device))
+    return None if padding is None or padding.shape[0] not in (1, batch) else padding

@@ -23,7 +23,7 @@ def place_caches(sharding: Devices, caches: object) -> object:
         return sharding.cut(array, {"tensor": heads, "fsdp": rows})
 
     if isinstance(caches, KeyValueCache):
-        for name, axis in (("key", 2), ("value", 2), ("positions", None), ("visible", None)):
+        for name, axis in (("key", 2), ("value", 2), ("positions", None), ("visible", None), ("padding", None)):
             setattr(caches, name, by_head(getattr(caches, name), axis))
     if isinstance(caches, RecurrentCache):
         caches.state = by_head(caches.state, 1)

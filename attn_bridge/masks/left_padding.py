@@ -1,0 +1,41 @@
+"""Padding in front of sequences, as a mask ``(B, S)`` has it: positions and some masks count the tokens behind it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from .description import AllOf, ArrayMask, Mask, parts_of
+
+
+def left_padding(mask: Mask) -> Any:
+    """Return how many keys a mask's bool arrays ``(B, S)`` hide in front of the first that they show, ``(B, 1)``.
+
+    None for a mask without such arrays, alone or joined to others by ``&``.
+    """
+    shown = _padding(mask)
+    return None if shown is None else (shown.cumsum(-1) == 0).sum(-1)[:, None]
+
+
+def counting_tokens(mask: Mask, may_hide: Callable[[Any], bool]) -> Mask:
+    """Return a mask whose parts count each sequence from its first token, not from the padding in front of it.
+
+    Args:
+        mask: with bool arrays of one library.
+        may_hide: returns whether an array ``(B,)`` may have a False.
+    """
+    if not mask.counts_tokens:
+        return mask
+    shown = _padding(mask)
+    if shown is None or not may_hide(shown[:, 0]):
+        return mask
+    return mask.behind(left_padding(ArrayMask(shown))[:, None, None])
+
+
+def _padding(mask: Mask) -> Any:
+    """Return the tokens ``(B, S)`` that all padding masks show; None without any."""
+    parts = parts_of(mask, AllOf)
+    arrays = [part.array for part in parts if isinstance(part, ArrayMask) and part.array.ndim == 2]
+    return functools.reduce(operator.and_, arrays) if arrays else None

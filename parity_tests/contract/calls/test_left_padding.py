@@ -1,0 +1,171 @@
+"""A sequence with padding in front of it gets what it gets alone, whatever the mask counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import numpy as np
+import pytest
+
+from attn_bridge import specs
+from attn_bridge.masks import (
+    as_mask,
+    block_causal,
+    block_diffusion,
+    causal,
+    chunked,
+    counting_tokens,
+    documents,
+    full,
+    prefix,
+    sliding_window,
+)
+
+from .. import backends
+from ..modules import CAUSAL, NAMES, draw, draw_weights, make
+
+backend = backends.fixture(backends.adapters("backend"))
+
+TOKENS, FRONT = 8, 3
+PADDING = np.arange(TOKENS) >= np.array([FRONT, 0])[:, None]
+"""Of two sequences, the first begins with padding."""
+
+MASKS = {
+    "block_causal": block_causal(3),
+    "causal": causal(),
+    "chunked": chunked(3),
+    "chunked or prefix": chunked(3) | prefix(2),
+    "chunked and window": chunked(3) & sliding_window(2),
+    "full": full(),
+    "prefix": prefix(2),
+    "sliding_window": sliding_window(2),
+}
+DESCRIBED = pytest.mark.parametrize("mask", MASKS.values(), ids=list(MASKS))
+FORWARD = ["causal", "chunked", "chunked and window", "sliding_window"]
+"""Masks that hide later tokens, which a cache has not yet."""
+
+MODERN = [
+    variant.name
+    for variant in specs.VARIANTS
+    if "mask" in {field.name for field in dataclasses.fields(variant.config)} and variant.examples
+]
+
+
+def module_of(backend, name, mask):
+    config = specs.find_variant(name).examples[0].config.replace(mask=mask)
+    module = backend.build(name, config=config)
+    backend.load(module, draw_weights(config, 0))
+    module.eval()
+    return module, draw(2, TOKENS, config.d_in)
+
+
+def close(found, wanted):
+    np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=2e-4, atol=2e-5)
+
+
+def numbers(array):
+    return array.detach().numpy() if hasattr(array, "detach") else np.asarray(array)
+
+
+def attend(backend, *arrays, mask):
+    return numbers(backend.package.functional.dot_product_attention(*map(backend.as_argument, arrays), mask=mask))
+
+
+def check(backend, call, x, padding=PADDING):
+    """Check both sequences of a batch against themselves alone."""
+    both = numbers(call(backend.as_argument(x), attention_mask=backend.as_argument(padding)))
+    close(both[0, FRONT:], numbers(call(backend.as_argument(x[:1, FRONT:])))[0])
+    close(both[1], numbers(call(backend.as_argument(x[1:])))[0])
+
+
+@DESCRIBED
+@pytest.mark.parametrize("name", MODERN)
+def test_a_padded_sequence_gets_what_it_gets_alone(backend, name, mask):
+    check(backend, *module_of(backend, name, mask))
+
+
+@DESCRIBED
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mask_of_a_call_counts_tokens_behind_padding(backend, name, mask):
+    module = make(backend, name)
+
+    def call(x, attention_mask=None):
+        return module(x, attention_mask=mask if attention_mask is None else mask & attention_mask)
+
+    check(backend, call, draw(2, 6 if name in CAUSAL else TOKENS, 4), PADDING[:, : 6 if name in CAUSAL else TOKENS])
+
+
+@DESCRIBED
+def test_the_function_counts_tokens_behind_padding(backend, mask):
+    query, key, value = (draw(2, TOKENS, 2, 8, seed=seed) for seed in range(3))
+    both = attend(backend, query, key, value, mask=mask & backend.as_argument(PADDING))
+    alone = attend(backend, *(array[:1, FRONT:] for array in (query, key, value)), mask=mask)
+    close(both[0, FRONT:], alone[0])
+    close(both[1], attend(backend, *(array[1:] for array in (query, key, value)), mask=mask)[0])
+
+
+def test_halves_of_block_diffusion_each_begin_with_padding(backend):
+    query, key, value = (draw(2, 2 * TOKENS, 2, 8, seed=seed) for seed in range(3))
+    twice = backend.as_argument(np.tile(PADDING, 2))
+    both = attend(backend, query, key, value, mask=block_diffusion(3, TOKENS) & twice)
+    kept = np.flatnonzero(np.tile(PADDING, 2)[0])
+    arrays = (array[:1, kept] for array in (query, key, value))
+    close(both[0, kept], attend(backend, *arrays, mask=block_diffusion(3, TOKENS - FRONT))[0])
+
+
+def test_documents_have_the_places_of_their_tokens(backend):
+    query, key, value = (draw(2, TOKENS, 2, 8, seed=seed) for seed in range(3))
+    ids = np.array([[0, 0, 0, 1, 1, 2, 2, 2], [1, 1, 1, 1, 2, 2, 2, 2]])
+    both = attend(backend, query, key, value, mask=documents(ids) & chunked(2) & backend.as_argument(PADDING))
+    arrays = (array[:1, FRONT:] for array in (query, key, value))
+    close(both[0, FRONT:], attend(backend, *arrays, mask=documents(ids[:1, FRONT:]) & chunked(2))[0])
+
+
+def steps(backend, module, x, padding, sizes, rolling):
+    """Return what a cached module gives for parts of these sizes, the padding given with the first alone."""
+    cache, parts, at = module.init_cache(len(x), TOKENS, **({"rolling": True} if rolling else {})), [], 0
+    for size in sizes:
+        options = {} if padding is None or at else {"attention_mask": backend.as_argument(padding[:, :size])}
+        part, cache = module(backend.as_argument(x[:, at : at + size]), cache=cache, **options)
+        parts.append(numbers(part))
+        at += size
+    return np.concatenate(parts, 1)
+
+
+def check_steps(backend, module, x, sizes, rolling=False):
+    both = steps(backend, module, x, PADDING, sizes, rolling)
+    close(both[0, FRONT:], numbers(module(backend.as_argument(x[:1, FRONT:])))[0])
+    close(both[1], numbers(module(backend.as_argument(x[1:])))[0])
+
+
+@DESCRIBED
+@pytest.mark.parametrize("name", MODERN)
+def test_a_cached_sequence_gets_what_it_gets_alone(backend, name, mask):
+    check_steps(backend, *module_of(backend, name, mask), (TOKENS,))
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 2, 1), (3, *[1] * 5), (7, 1)], ids=str)
+@pytest.mark.parametrize("mask", FORWARD)
+@pytest.mark.parametrize("name", MODERN)
+def test_a_cache_remembers_the_padding_that_a_mask_counts_behind(backend, name, mask, sizes):
+    module, x = module_of(backend, name, MASKS[mask])
+    check_steps(backend, module, x, sizes)
+    if MASKS[mask].reach is not None and "rolling" in inspect.signature(module.init_cache).parameters:
+        check_steps(backend, module, x, sizes, rolling=True)
+
+
+def test_a_cache_of_other_rows_keeps_their_padding(backend):
+    module, x = module_of(backend, "GroupedQueryAttention", chunked(3))
+    options = {"attention_mask": backend.as_argument(PADDING[:, :4])}
+    _, cache = module(backend.as_argument(x[:, :4]), cache=module.init_cache(2, TOKENS, rolling=True), **options)
+    cache = cache.reorder(backend.as_argument(np.array([1, 0])))
+    out, _ = module(backend.as_argument(x[::-1, 4:].copy()), cache=cache)
+    close(numbers(out)[1], numbers(module(backend.as_argument(x[:1, FRONT:])))[0, 4 - FRONT :])
+
+
+def test_padding_on_the_right_keeps_the_kernels_of_descriptions():
+    mask = chunked(3) & as_mask(PADDING[:, ::-1])
+    assert counting_tokens(mask, lambda shown: not shown.all()) is mask
+    mask = sliding_window(3) & as_mask(PADDING)
+    assert counting_tokens(mask, lambda shown: not shown.all()) is mask
