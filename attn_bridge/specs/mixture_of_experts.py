@@ -16,6 +16,7 @@ from .rms_norm import RMSNormConfig
 Scores = Literal["softmax", "sigmoid", "sparse_mixer"]
 GroupScore = Literal["max", "top2"]
 Corrects = Literal["scores", "logits"]
+Weighs = Literal["outputs", "inputs"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Router(Config):
         bias: whether the logits have a bias.
         correction: whether a learned bias joins the scores where experts are chosen, and not in their weights (DeepSeek
             V3, arXiv 2408.15664).
-        corrects: the target of that bias: the ``scores``, or the ``logits`` behind them (Kolibri).
+        corrects: the numbers that experts are chosen by, which that bias joins: the ``scores``, or the ``logits`` behind
+            them (Kolibri; Llama 4, without a bias), which differ where scores are rounded to equal ones.
         groups: the groups of experts that a token may choose from; None is all experts.
         sum_eps: constant added to that sum (LFM2).
         tolerance: with ``sparse_mixer``, half the relative distance from the largest logit within which logits count.
@@ -83,8 +85,6 @@ class Router(Config):
         self._require_choice("scores", get_args(Scores))
         self._require_bools("normalise", "bias", "correction", "expert_scales")
         self._require_choice("corrects", get_args(Corrects))
-        if self.corrects != "scores" and not self.correction:
-            raise ValueError(f"corrects ({self.corrects}) needs correction")
         for name in ("scale", "tolerance", "input_scale"):
             check_number(name, getattr(self, name))
             if not 0 < getattr(self, name) < math.inf:
@@ -96,7 +96,8 @@ class Router(Config):
         object.__setattr__(self, "sum_eps", float(self.sum_eps))
         if self.sum_eps and not self.normalise:
             raise ValueError(f"sum_eps ({self.sum_eps}) needs normalise")
-        if self.scores == "sparse_mixer" and (self.normalise or self.correction or self.groups):
+        has_choice = self.normalise or self.correction or self.corrects != "scores" or self.groups
+        if self.scores == "sparse_mixer" and has_choice:
             raise ValueError(f"scores ({self.scores}) need a router without normalise, correction and groups")
         if self.groups is not None:
             self._require_kind("groups", ExpertGroups)
@@ -116,6 +117,7 @@ class MixtureOfExpertsConfig(Config):
         shared: config of feed-forward layers that every token passes as well, or None.
         shared_gate: whether their output is multiplied by the sigmoid of a projection of the token to one number.
         norm: config of a norm of the experts' input, which the router does not read (Gemma 4); None omits it.
+        weighs: whether the weights of a token multiply the outputs of its experts, or their inputs (Llama 4).
     """
 
     expert: FeedForwardConfig
@@ -125,6 +127,7 @@ class MixtureOfExpertsConfig(Config):
     shared: FeedForwardConfig | None = None
     shared_gate: bool = False
     norm: RMSNormConfig | None = dataclasses.field(default=None, metadata={LATER: True})
+    weighs: Weighs = dataclasses.field(default="outputs", metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_kind("expert", FeedForwardConfig)
@@ -135,6 +138,9 @@ class MixtureOfExpertsConfig(Config):
             raise ValueError(f"top_k ({self.top_k}) must be at most num_experts ({self.num_experts})")
         if not self.expert.gated:
             raise ValueError(f"expert ({self.expert}) must be gated")
+        self._require_choice("weighs", get_args(Weighs))
+        if self.weighs == "inputs" and self.expert.bias:
+            raise ValueError(f"weighs ({self.weighs}) needs experts without biases")
         if self.shared is not None:
             self._require_kind("shared", FeedForwardConfig)
             if self.shared.d_in != self.d_in or not self.shared.gated:

@@ -77,12 +77,12 @@ class MixtureOfExperts(nnx.Module):
             is_here = chosen == number
             weight = jnp.where(is_here, weights, 0.0).sum(-1, keepdims=True)
             if not running.is_known(is_here):  # shapes must not depend on numbers: all tokens or none
-                add = functools.partial(lambda expert, out, weight: out + expert(tokens) * weight, expert)
+                add = functools.partial(lambda expert, out, weight: out + self._weighted(expert, tokens, weight), expert)
                 out = jax.lax.cond(is_here.any(), add, lambda out, weight: out, out, weight)
                 continue
             (rows,) = np.nonzero(np.asarray(is_here).any(-1))
             if len(rows):
-                out = out.at[rows].add(expert(tokens[rows]) * weight[rows])
+                out = out.at[rows].add(self._weighted(expert, tokens[rows], weight[rows]))
         out = out.reshape(x.shape)
         if self.config.shared is None:
             return out
@@ -90,6 +90,12 @@ class MixtureOfExperts(nnx.Module):
         if self.config.shared_gate:
             shared = shared * jax.nn.sigmoid(self.shared_gate(x))
         return out + shared
+
+    def _weighted(
+        self, expert: GatedFeedForward, tokens: Float[Array, "n d"], weight: Float[Array, "n one"]
+    ) -> Float[Array, "n d"]:
+        """Return what an expert adds to tokens: its output times their weights, or that of the weighted tokens."""
+        return expert(tokens * weight) if self.config.weighs == "inputs" else expert(tokens) * weight
 
     def choose(self, tokens: Float[Array, "n d"]) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
         """Return the numbers of each token's experts ``(N, top_k)``, and their weights, float32 or wider."""

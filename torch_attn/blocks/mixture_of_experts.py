@@ -83,11 +83,11 @@ class MixtureOfExperts(Layer):
             is_here = chosen == number
             weight = torch.where(is_here, weights, 0.0).sum(-1, keepdim=True)
             if is_blind:
-                out = out + expert(tokens) * weight
+                out = out + self._weighted(expert, tokens, weight)
                 continue
             (rows,) = is_here.any(-1).nonzero(as_tuple=True)
             if len(rows):
-                out = out.index_add(0, rows, expert(tokens[rows]) * weight[rows])
+                out = out.index_add(0, rows, self._weighted(expert, tokens[rows], weight[rows]))
         out = out.reshape(x.shape)
         if self.config.shared is None:
             return out
@@ -95,6 +95,12 @@ class MixtureOfExperts(Layer):
         if self.config.shared_gate:
             shared = shared * torch.sigmoid(self.shared_gate(x))
         return out + shared
+
+    def _weighted(
+        self, expert: GatedFeedForward, tokens: Float[Tensor, "n d"], weight: Float[Tensor, "n one"]
+    ) -> Float[Tensor, "n d"]:
+        """Return what an expert adds to tokens: its output times their weights, or that of the weighted tokens."""
+        return expert(tokens * weight) if self.config.weighs == "inputs" else expert(tokens) * weight
 
     def choose(self, tokens: Float[Tensor, "n d"]) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
         """Return the numbers of each token's experts ``(N, top_k)``, and their weights, float32 or wider."""

@@ -16,7 +16,7 @@ from .grouped import KINDS, attention_layer, head_dim_of, mask_of, read_sizes, w
 
 def read_smollm3(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of SmolLM3."""
-    bias, turns = config.flag("attention_bias"), _turns(config, layer)
+    bias, turns = config.flag("attention_bias"), turns(config, layer)
     has_window = config.flag("use_sliding_window") and config.get("sliding_window") is not None
     kind = config.layer_type(layer, "sliding_attention" if has_window and not turns else "full_attention")
     spec = GroupedQueryAttentionConfig(
@@ -29,10 +29,10 @@ def read_smollm3(config: ConfigFile, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": SPLIT})
 
 
-def _turns(config: ConfigFile, layer: int) -> bool:
+def turns(config: ConfigFile, layer: int) -> bool:
     """Return whether a layer has rotary positions: 1 in ``no_rope_layers``, in spite of that key's name."""
     layers = config.get("no_rope_layers")
-    if layers is None:
+    if layers is None or (layers == [] and config.model_type == "llama4_text"):  # as in its published files
         return (layer + 1) % config.integer("no_rope_layer_interval") != 0
     if isinstance(layers, str) or not isinstance(layers, Sequence) or not all(one in (0, 1) for one in layers):
         raise TypeError(f"no_rope_layers of {config.model_type} must be a list of 0 and 1, got {layers!r:.60}")

@@ -15,6 +15,7 @@ MODELS = frozenset(
             "gemma3",
             "gemma3n",
             "gemma4",
+            "llama4",
             "llava",
             "llava_next",
             "llava_next_video",

@@ -494,6 +494,40 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "diffllama": ("diffllama", {**WHOLE, "attention_bias": True}),
     "smollm3": ("smollm3", {**WHOLE, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 4}),
+    "llama4": (
+        "llama4_text",
+        {
+            **WHOLE,
+            "num_hidden_layers": 4,
+            "head_dim": 6,
+            "intermediate_size": 9,
+            "intermediate_size_mlp": 20,
+            "no_rope_layers": [1, 0, 1, 0],
+            "attention_chunk_size": 4,
+            "attn_scale": 0.7,
+            "floor_scale": 3,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    "llama4-without-norms": (
+        "llama4_text",
+        {
+            **WHOLE,
+            "num_hidden_layers": 2,
+            "no_rope_layer_interval": 2,
+            "layer_types": ["full_attention", "chunked_attention"],
+            "attention_chunk_size": 5,
+            "attn_temperature_tuning": False,
+            "use_qk_norm": False,
+            "num_local_experts": 3,
+            "rope_scaling": LLAMA3,
+            "tie_word_embeddings": True,
+        },
+    ),
     "mixtral": ("mixtral", {**WHOLE, **EXPERTS, "num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3-moe": (
         "qwen3_moe",
@@ -561,6 +595,31 @@ def lift(model: torch.nn.Module) -> None:
     for module in model.modules():
         if type(module).__name__ == "BloomGelu":  # which has sqrt(2 / pi) to 8 digits
             module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")
+        if type(module).__name__ == "Llama4TextDecoderLayer" and not module.self_attn.use_rope:
+            _count_tokens_in_temperature(module)
+
+
+def _count_tokens_in_temperature(layer: Any) -> None:
+    """Let the temperature of Llama 4 grow with positions, as in a row without padding.
+
+    `transformers` counts padding on the left there, although its chunks begin behind it.
+    """
+    attention, at = layer.self_attn, {}
+    if not attention.attn_temperature_tuning:
+        return
+
+    def factor(positions: torch.Tensor) -> torch.Tensor:
+        return torch.log1p((positions + 1) // attention.floor_scale) * attention.attn_scale + 1.0
+
+    def keep(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        at["positions"] = kwargs["position_ids"]
+
+    def scale(_: Any, args: Any, query: torch.Tensor) -> torch.Tensor:
+        slots = torch.arange(query.shape[1])  # of a call without a cache
+        return query * (factor(at["positions"]) / factor(slots))[..., None]
+
+    layer.register_forward_pre_hook(keep, with_kwargs=True)
+    attention.q_proj.register_forward_hook(scale)
 
 
 def _learned_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
