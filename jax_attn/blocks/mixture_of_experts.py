@@ -77,7 +77,9 @@ class MixtureOfExperts(nnx.Module):
             is_here = chosen == number
             weight = jnp.where(is_here, weights, 0.0).sum(-1, keepdims=True)
             if not running.is_known(is_here):  # shapes must not depend on numbers: all tokens or none
-                add = functools.partial(lambda expert, out, weight: out + self._weighted(expert, tokens, weight), expert)
+                add = functools.partial(
+                    lambda expert, out, weight: out + self._weighted(expert, tokens, weight), expert
+                )
                 out = jax.lax.cond(is_here.any(), add, lambda out, weight: out, out, weight)
                 continue
             (rows,) = np.nonzero(np.asarray(is_here).any(-1))

@@ -40,6 +40,18 @@ def write_heads(attention: GroupedQueryAttentionConfig | DifferentialAttentionCo
     }
 
 
+def is_rotated(config: ConfigFile, layer: int) -> bool:
+    """Return whether a layer has rotary positions: 1 in ``no_rope_layers``, in spite of that key's name."""
+    layers = config.get("no_rope_layers")
+    if layers is None or (layers == [] and config.model_type == "llama4_text"):  # as its published files have it
+        return (layer + 1) % config.integer("no_rope_layer_interval") != 0
+    if isinstance(layers, str) or not isinstance(layers, Sequence) or not all(one in (0, 1) for one in layers):
+        raise TypeError(f"no_rope_layers of {config.model_type} must be a list of 0 and 1, got {layers!r:.60}")
+    if layer >= len(layers):
+        raise ValueError(f"no_rope_layers of {config.model_type} has {len(layers)} entries, none for layer {layer}")
+    return bool(layers[layer])
+
+
 def check_even_heads(config: DecoderConfig, heads: int) -> None:
     """Refuse a number of heads that does not divide the width, as `transformers` does for some families.
 

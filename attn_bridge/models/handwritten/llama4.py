@@ -29,8 +29,7 @@ from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
 from ..rows.attention import SPLIT
 from ..rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, feed_forward, norms
-from .grouped import attention_layer, head_dim_of, read_sizes, write_heads
-from .smollm3 import turns
+from .grouped import attention_layer, head_dim_of, is_rotated, read_sizes, write_heads
 
 _KINDS = ("full_attention", "chunked_attention")
 """Names of a layer's kind: without and with chunks."""
@@ -42,18 +41,16 @@ _EXPERTS, _DENSE = "feed-forward/experts", "feed-forward/dense"
 
 def read_llama4(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Llama 4."""
-    bias, is_rotated = config.flag("attention_bias"), turns(config, layer)
-    tuned = config.flag("attn_temperature_tuning") and not is_rotated
-    has_norms = config.flag("use_qk_norm") and is_rotated
+    bias, turns = config.flag("attention_bias"), is_rotated(config, layer)
+    tuned = config.flag("attn_temperature_tuning") and not turns
+    has_norms = config.flag("use_qk_norm") and turns
     spec = GroupedQueryAttentionConfig(
         **read_sizes(config),
         qkv_bias=bias,
         out_bias=bias,
-        position=read_rotary(config, head_dim_of(config), theta=500000.0, pairing="interleaved")
-        if is_rotated
-        else None,
+        position=read_rotary(config, head_dim_of(config), theta=500000.0, pairing="interleaved") if turns else None,
         qk_norm=QKNorm("head", config.number("rms_norm_eps"), rotated=True, affine=False) if has_norms else None,
-        mask=_mask(config, layer, config.layer_type(layer, _KINDS[is_rotated])),
+        mask=_mask(config, layer, config.layer_type(layer, _KINDS[turns])),
         temperature=Temperature(config.number("attn_scale"), config.integer("floor_scale"), 1) if tuned else None,
     )
     return attention_layer(layer, spec, {"transformers": SPLIT})

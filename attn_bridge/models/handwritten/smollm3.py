@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...specs.decoder_model import DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ..family import AttentionLayer, Family
@@ -11,12 +9,21 @@ from ..reading.decoders import attention_of, read_llama_block, write_llama_decod
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
 from ..rows.attention import SPLIT
-from .grouped import KINDS, attention_layer, head_dim_of, mask_of, read_sizes, write_heads, write_windows
+from .grouped import (
+    KINDS,
+    attention_layer,
+    head_dim_of,
+    is_rotated,
+    mask_of,
+    read_sizes,
+    write_heads,
+    write_windows,
+)
 
 
 def read_smollm3(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of SmolLM3."""
-    bias, turns = config.flag("attention_bias"), turns(config, layer)
+    bias, turns = config.flag("attention_bias"), is_rotated(config, layer)
     has_window = config.flag("use_sliding_window") and config.get("sliding_window") is not None
     kind = config.layer_type(layer, "sliding_attention" if has_window and not turns else "full_attention")
     spec = GroupedQueryAttentionConfig(
@@ -27,18 +34,6 @@ def read_smollm3(config: ConfigFile, layer: int) -> AttentionLayer:
         mask=mask_of(config, layer, kind),
     )
     return attention_layer(layer, spec, {"transformers": SPLIT})
-
-
-def turns(config: ConfigFile, layer: int) -> bool:
-    """Return whether a layer has rotary positions: 1 in ``no_rope_layers``, in spite of that key's name."""
-    layers = config.get("no_rope_layers")
-    if layers is None or (layers == [] and config.model_type == "llama4_text"):  # as in its published files
-        return (layer + 1) % config.integer("no_rope_layer_interval") != 0
-    if isinstance(layers, str) or not isinstance(layers, Sequence) or not all(one in (0, 1) for one in layers):
-        raise TypeError(f"no_rope_layers of {config.model_type} must be a list of 0 and 1, got {layers!r:.60}")
-    if layer >= len(layers):
-        raise ValueError(f"no_rope_layers of {config.model_type} has {len(layers)} entries, none for layer {layer}")
-    return bool(layers[layer])
 
 
 def write_smollm3(config: DecoderConfig, model_type: str) -> dict[str, object]:

@@ -140,6 +140,7 @@ def routed(logits: np.ndarray, correction: np.ndarray, router: Router, top_k: in
 
 ROUTERS = {
     "correction of scores": Router("sigmoid", normalise=False, correction=True),
+    "logits": Router("sigmoid", normalise=False, corrects="logits"),
     "correction of logits": Router("sigmoid", normalise=False, correction=True, corrects="logits"),
     "sparse mixer": Router("sparse_mixer", normalise=False, scale=1.5, tolerance=0.3),
 }

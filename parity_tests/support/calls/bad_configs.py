@@ -415,13 +415,17 @@ RULES: tuple[BadConfig, ...] = (
     _choices("Router", "corrects", "'scores', 'logits'"),
     *_relations(
         "Router",
-        ({"corrects": "logits"}, "corrects (logits) needs correction"),
         ({"sum_eps": -1e-6}, "sum_eps (-1e-06) must be at least 0 and finite"),
         ({"sum_eps": 1e-6, "normalise": False}, "sum_eps (1e-06) needs normalise"),
         ({"scores": "sparse_mixer"}, "scores (sparse_mixer) need a router without normalise, correction and groups"),
+        (
+            {"scores": "sparse_mixer", "normalise": False, "corrects": "logits"},
+            "scores (sparse_mixer) need a router without normalise, correction and groups",
+        ),
     ),
     *_kinds("Router", {"groups": "ExpertGroups", "norm": "RMSNormConfig"}),
     *_kinds("MixtureOfExpertsConfig", {"norm": "RMSNormConfig"}),
+    _choices("MixtureOfExpertsConfig", "weighs", "'outputs', 'inputs'"),
     *_relations(
         "MixtureOfExpertsConfig",
         ({"norm": NARROW}, "emb_dim of norm (5) must be the width of the experts (6)"),

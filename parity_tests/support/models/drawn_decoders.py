@@ -72,6 +72,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
     },
+    "llama4_text": {"no_rope_layer_interval": 2, "attention_chunk_size": 4, "intermediate_size_mlp": 18},
     "gemma3n_text": {
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2,

@@ -83,6 +83,17 @@ STATES = {
     "state_size": 3,
 }
 CHANNELS = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 3, "time_step_rank": 2}
+LLAMA4 = {
+    **GROUPED,
+    "head_dim": 6,
+    "intermediate_size_mlp": 24,
+    "no_rope_layers": [1, 0],
+    "attention_chunk_size": 4,
+    "floor_scale": 2,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "interleave_moe_layer_step": 2,
+}
 JAMBA = {
     **GROUPED,
     "num_experts": 3,
@@ -132,6 +143,7 @@ FAMILIES = {
     "gemma4-moe": ("hf-gemma4-moe", T.Gemma4ForCausalLM, T.Gemma4TextConfig,
                    {**GEMMA4, "num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 3,
                     "top_k_experts": 2, "moe_intermediate_size": 4}),
+    "llama4": ("hf-llama4", T.Llama4ForCausalLM, T.Llama4TextConfig, LLAMA4),
     "gpt-oss": ("hf-gpt-oss", T.GptOssForCausalLM, T.GptOssConfig,
                 {**SLIDING, "num_local_experts": 3, "num_experts_per_tok": 2}),
     "olmo": ("hf-olmo", T.OlmoForCausalLM, T.OlmoConfig, GROUPED),

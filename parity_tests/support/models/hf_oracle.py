@@ -100,6 +100,19 @@ CASES = {
     "smollm3": Case(
         "smollm3", {**SIZES, "no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 4}, layers=(0, 1)
     ),
+    "llama4": Case(
+        "llama4_text",
+        {
+            **SIZES,
+            "head_dim": 6,
+            "num_local_experts": 2,
+            "no_rope_layers": [1, 0],
+            "attention_chunk_size": 4,
+            "attention_bias": True,
+            "attn_temperature_tuning": False,  # which counts padding; `lift` of the whole decoder mends it
+        },
+        layers=(0, 1),
+    ),
     "mixtral": Case("mixtral", {**SIZES, **EXPERTS, "num_local_experts": 2, "sliding_window": 4}),
     "qwen3-moe": Case("qwen3_moe", {**SIZES, **EXPERTS, "num_experts": 2, "moe_intermediate_size": 4, "head_dim": 8}),
     "gemma2": Case(

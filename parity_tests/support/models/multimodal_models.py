@@ -12,7 +12,7 @@ import transformers
 
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from .hf_folders import GATED, GEMMA3N, GEMMA4, GROUPED, LATENT, MAMBA, SLIDING, SPARSE, saved
+from .hf_folders import GATED, GEMMA3N, GEMMA4, GROUPED, LATENT, LLAMA4, MAMBA, SLIDING, SPARSE, saved
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 25, (2, 5))
@@ -89,6 +89,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma4": ("Gemma4ForConditionalGeneration", "Gemma4Config",
                of({**GEMMA4, "model_type": "gemma4_text", "use_bidirectional_attention": "vision"},
                   vision_config={**IMAGE, "head_dim": 4, "num_key_value_heads": 2, "position_embedding_size": 16})),
+    "llama4": ("Llama4ForConditionalGeneration", "Llama4Config",
+               of({**LLAMA4, "model_type": "llama4_text", "pad_token_id": 0},
+                  vision_config={**IMAGE, "vision_output_dim": 8, "projector_input_dim": 8, "projector_output_dim": 8,
+                                 "pixel_shuffle_ratio": 0.5, "intermediate_size": 32})),
     "llava": ("LlavaForConditionalGeneration", "LlavaConfig", of(LLAMA, vision_config=CLIP)),
     "llava_next": ("LlavaNextForConditionalGeneration", "LlavaNextConfig", of(MISTRAL, vision_config=CLIP)),
     "llava_next_video": ("LlavaNextVideoForConditionalGeneration", "LlavaNextVideoConfig",
@@ -151,6 +155,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                    "mlp_only_layers": [1]}),
     "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", GATED),
     "gemma3n_text": ("Gemma3nForCausalLM", "Gemma3nTextConfig", GEMMA3N),
+    "llama4_text": ("Llama4ForCausalLM", "Llama4TextConfig", LLAMA4),
     "gemma4_text": ("Gemma4ForCausalLM", "Gemma4TextConfig",
                     {**GEMMA4, "num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 3,
                      "top_k_experts": 2, "moe_intermediate_size": 4}),

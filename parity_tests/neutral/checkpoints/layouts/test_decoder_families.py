@@ -78,6 +78,7 @@ ROUTERS = {
     "kolibri1": ({}, Router("sigmoid", normalise=False, correction=True, corrects="logits")),
     "laguna": ({}, Router("sigmoid", correction=True)),
     "lfm2_moe": ({}, Router("sigmoid", correction=True, sum_eps=1e-6)),
+    "llama4_text": ({}, Router("sigmoid", normalise=False, corrects="logits")),
     "mellum": ({}, Router("softmax")),
     "minimax": ({}, Router("softmax")),
     "minimax_m2": ({}, Router("sigmoid", correction=True)),
