@@ -41,7 +41,7 @@ __all__ = [
 
 _READERS = {
     "safetensors": ("safetensors", "open_safetensors"),
-    "torch": ("torch_file", "open_torch"),
+    "torch": ("dcp.opening", "open_torch"),
     "npz": ("npz", "NpzReader"),
     "msgpack": ("msgpack.reader", "MsgpackReader"),
     "orbax": ("orbax.reader", "OrbaxReader"),
@@ -139,6 +139,9 @@ def open_reader(path: Path, format: str | None = None, *, step: int | None = Non
 
 
 def _reader_of(path: Path, format: str | None, step: int | None, item: str | None) -> Reader:
+    if _is_pattern(path) and format in (None, "torch"):
+        matching: Reader = _load(("dcp.opening", "open_matching"))(path)
+        return matching
     if "\0" in str(path) or not path.exists():
         looks_like_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.parent.exists()
         if looks_like_hub:
@@ -192,6 +195,13 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
     reader.chosen = chosen
     reader.notes = (*reader.notes, note) if note else reader.notes
     return reader
+
+
+def _is_pattern(path: Path) -> bool:
+    """Return whether a name is a pattern for the files of several ranks; a file may have a star in its own name."""
+    is_torch = ENDINGS.get(path.suffix) == "torch" or TRAINERS.get(path.suffix) == "torch"
+    is_one = is_torch and not is_remote(path) and "*" in path.name and "\0" not in str(path)
+    return is_one and is_folder(path.parent) and not path.exists()
 
 
 def is_known(path: Path) -> bool:

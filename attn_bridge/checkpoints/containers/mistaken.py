@@ -101,7 +101,7 @@ MAPS, TEXTS = (
 
 STATES = re.compile(
     r"(optimizer|scheduler|scaler|training_args|(rng_state|random_states|optimizer|scheduler|scaler)_\d+"
-    r"|([a-z0-9]+_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states)\.(pt|pth|bin|pkl)"
+    r"|(optim|extra_state)_world_size_\d+_rank_\d+|([a-z0-9]+_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states)\.(pt|pth|bin|pkl)"
 )
 """Names of a trainer's other files, next to its weights."""
 
@@ -119,7 +119,7 @@ RUNS = (
     (r"mp_rank_[\d_]*[1-9][\d_]*(_model_states\.pt)?", "holds the parts of weights that ranks of tensor or pipeline "
      "parallelism save: put them together with the trainer's own tool (Megatron-LM has tools/checkpoint/convert.py), "
      "and convert that"),
-    (r"model_world_size_\d+_rank_\d+\.pt", "holds the part of the weights that each rank of FSDP saves: put them "
+    (r"model_world_size_\d+_rank_\d+\.pt", "holds the part of the weights that each rank of FSDP 1 saves: put them "
      "together with the trainer's own tool (verl has python -m verl.model_merger merge), and convert that"),
     (r"checkpoint_metadata\.json", "is a checkpoint of nanotron, a file for each module and rank: its "
      "convert_nanotron_to_hf.py makes a folder of transformers of it, convert that"),

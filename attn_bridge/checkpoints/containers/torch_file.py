@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ...printable import printable
 from . import mistaken
-from .base import MAX_HEADER, Reader, TensorInfo, Writer, numpy_dtype
+from .base import MAX_HEADER, TensorInfo, Writer, numpy_dtype
 from .files import (
     File,
     bad,
@@ -20,13 +20,11 @@ from .files import (
     extent,
     gather,
     is_c_order,
-    listed,
     parse_json,
 )
 from .pickles import TORCH_DTYPES, Pickler, Strided, read_pickle
+from .pickles.flat import DTENSOR
 from .pickles.ndarrays import InPickle
-from .remote import open_all
-from .shards import ShardedReader, SplitReader, check_numbers, index_of
 from .sources import FileReader
 from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, Window, members
@@ -189,6 +187,10 @@ class TorchReader(FileReader):
     """One file. Nested dicts give dotted names; `metadata` has the values that are not tensors, by dotted name.
 
     Tensors that share a storage are each read whole; a tensor that is not in C order is gathered when it is read.
+
+    Attributes:
+        parts: name of a DTensor -> the elements that this file has of it, and which they are.
+        is_of_rank: whether it is the file of one of several ranks.
     """
 
     format: ClassVar[str] = "torch"
@@ -209,6 +211,10 @@ class TorchReader(FileReader):
             for name, one in contents.tensors.items()
         }
         self.tensors = {name: one.info for name, one in self._stored.items()}
+        self.parts = {
+            name: (Stored(path, name, part.local, entries, prefix), part) for name, part in contents.parts.items()
+        }
+        self.is_of_rank = any(reason.startswith(DTENSOR) for reason in contents.unread.values())
         self._last: Stored | InPickle | None = None
         self._config = _config_of(contents.values)
 
@@ -216,6 +222,10 @@ class TorchReader(FileReader):
     def config(self) -> Mapping[str, object] | None:
         """The config of a file of nanoGPT."""
         return self._config
+
+    def stored(self, name: str) -> Stored | InPickle:
+        """Return a tensor, to be read without regard to others."""
+        return self._stored[name]
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
@@ -231,39 +241,6 @@ class TorchReader(FileReader):
         if self._last is not None:
             self._last.release()
         self._file.close()
-
-
-class ShardedTorchReader(ShardedReader):
-    """A folder of files and an index, as transformers writes it."""
-
-    format: ClassVar[str] = "torch"
-
-
-def open_torch(path: Path) -> Reader:
-    """Open a file, an index, or a folder.
-
-    Raises:
-        CheckpointError: the folder has no single checkpoint of torch, or a file is malformed.
-    """
-    if not path.is_dir():
-        if path.name.endswith(".index.json"):
-            return ShardedTorchReader(path.parent, path, TorchReader)
-        if mistaken.is_part(path):
-            raise bad(path, "holds a part of each matrix, whose other parts are next to it; give the folder")
-        return TorchReader(path)
-    index = index_of(path, ".bin.index.json", "pytorch_model")
-    if index is not None:
-        return ShardedTorchReader(path, index, TorchReader)
-    names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
-    names = [name for name in names if not mistaken.is_state(name)]
-    names = ["pytorch_model.bin"] if "pytorch_model.bin" in names else names
-    if len(names) > 1 and all(re.fullmatch(r"consolidated\.[0-9]{2}\.pth", name) for name in names):
-        return SplitReader(path, names, open_all(lambda file: TorchReader(file, path), check_numbers(path, names)))
-    kind = mistaken.run_of(names)
-    if kind or len(names) != 1:
-        which = f"name one of them: {listed(list(map(printable, names)), 5)}"
-        raise bad(path, kind or f"has {len(names)} files of torch.save and no index; {which}")
-    return ShardedTorchReader(path, None, TorchReader, tuple(names))
 
 
 class TorchWriter(Writer):

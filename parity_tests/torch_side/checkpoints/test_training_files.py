@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
@@ -253,12 +253,14 @@ def test_the_command_takes_the_container_and_names_what_it_skips(lost, tmp_path,
     assert "the format tosh is unknown" in capsys.readouterr().err
 
 
-def test_a_tensor_in_parts_is_named(tmp_path):
+def test_a_tensor_in_parts_is_whole_where_one_rank_has_all_and_named_where_not(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
         torch.save({"x": DTensor.from_local(torch.ones(3), mesh, [Replicate()])}, tmp_path / "x.pt")
+        torch.save({"x": DTensor.from_local(torch.ones(3), mesh, [Partial()])}, tmp_path / "y.pt")
     finally:
         torch.distributed.destroy_process_group()
-    with pytest.raises(CheckpointError, match=r"x is a DTensor, .* full_state_dict=True"):
-        checkpoints.inspect(tmp_path / "x.pt")
+    assert checkpoints.read(tmp_path / "x.pt")["x"].tolist() == [1, 1, 1]
+    with pytest.raises(CheckpointError, match=r"x is a DTensor placed as _?Partial; save its full_tensor\(\)"):
+        checkpoints.inspect(tmp_path / "y.pt")

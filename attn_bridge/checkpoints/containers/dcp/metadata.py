@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from ....printable import printable
-from ..base import Array, TensorInfo
+from ..base import TensorInfo
 from ..files import bad, check_count, check_dtype, check_name, check_shape
 from ..pickles import Machine, Record
 from ..pickles.calls import Global
+from .chunks import Chunks, check_filled
 
 HOME = "torch.distributed.checkpoint.metadata."
 
@@ -39,9 +38,6 @@ INERT = frozenset(
 MAX_CHUNKS = 4_000_000
 """More chunks than this in one checkpoint are refused."""
 
-MAX_CORNERS = 1 << 24
-"""Corners of a tensor's chunks that are counted to see whether they fill it."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Item:
@@ -50,28 +46,6 @@ class Item:
     file: str
     start: int
     size: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunks:
-    """A tensor cut into boxes that fill it.
-
-    Attributes:
-        info: the whole tensor.
-        starts: (chunk, axis), first element of each.
-        stops: (chunk, axis), the end of each, exclusive.
-        items: where each is stored.
-    """
-
-    info: TensorInfo
-    starts: Array
-    stops: Array
-    items: tuple[Item, ...]
-
-    def overlapping(self, box: Sequence[tuple[int, int]]) -> list[int]:
-        """Return the numbers of the chunks that hold elements of a box, (start, stop) for each axis."""
-        first, last = (np.array([bounds[side] for bounds in box], np.int64) for side in (0, 1))
-        return [int(one) for one in np.flatnonzero(((self.starts < last) & (self.stops > first)).all(axis=1))]
 
 
 def read_metadata(data: bytes, path: Path) -> tuple[dict[str, Chunks], dict[str, Item]]:
@@ -189,38 +163,5 @@ def _tensor(path: Path, name: str, entry: object, places: dict[tuple[int, ...] |
     axes = (len(items), len(shape))
     made = Chunks(info, np.array(starts, np.int64).reshape(axes), np.array(stops, np.int64).reshape(axes), tuple(items))
     if 0 not in shape:
-        _check_filled(path, made)
+        check_filled(path, made)
     return made
-
-
-def _check_filled(path: Path, made: Chunks) -> None:
-    """Refuse chunks that overlap or leave holes.
-
-    The mixed differences of the coverage count are +1 or -1 at the corners of each chunk, and 0 elsewhere. The chunks
-    fill the tensor exactly if the sum of their corners equals the corners of the whole.
-    """
-    shown, shape = printable(made.info.name), made.info.shape
-    if not made.items:
-        raise bad(path, f"{shown} has no chunks")
-    if len(made.items) == 1 and not shape:
-        return
-    cut = [axis for axis, size in enumerate(shape) if (made.stops[:, axis] - made.starts[:, axis] != size).any()]
-    if not cut and len(made.items) == 1:
-        return
-    if len(made.items) << len(cut) > MAX_CORNERS:
-        raise bad(path, f"{shown} has {len(made.items)} chunks along {len(cut)} axes, which are too many")
-    signs: dict[tuple[int, ...], int] = {}
-    rows = zip(made.starts[:, cut].tolist(), made.stops[:, cut].tolist(), strict=True)
-    whole = ([0] * len(cut), [shape[axis] for axis in cut])
-    for sign, (starts, stops) in itertools.chain(((1, one) for one in rows), [(-1, whole)]):
-        for corner in itertools.product(*zip(starts, stops, strict=True)):
-            upper = sum(at == stop for at, stop in zip(corner, stops, strict=True))
-            count = signs.get(corner, 0) + sign * (-1) ** upper
-            if count:
-                signs[corner] = count
-            else:
-                del signs[corner]
-    if signs:
-        total = int((made.stops - made.starts).prod(axis=1, dtype=object).sum())
-        how = f"hold {total} elements of {math.prod(shape)}" if total != math.prod(shape) else "overlap and leave holes"
-        raise bad(path, f"the chunks of {shown} do not fill it: they {how}")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-import math
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,13 +12,14 @@ import numpy as np
 
 from ....printable import printable
 from ..base import DCP_METADATA as METADATA
-from ..base import GAP, MAX_HEADER, SPARSE, Array, CheckpointError, Reader, rows_as_region
-from ..files import bad, boxes, c_strides, check_range, extent, listed
+from ..base import MAX_HEADER, CheckpointError
+from ..files import bad, listed
 from ..pickles import Machine, PlainValues, Strided
 from ..sources import inside, open_file
 from ..torch_file import Stored, open_archive
 from ..zips import Window
-from .metadata import Chunks, Item, read_metadata
+from .chunks import ChunkedReader, Chunks
+from .metadata import Item, read_metadata
 
 UNREAD = "entries that are no plain values"
 """Key of `DcpReader.metadata` for entries that are neither tensors nor plain values: name -> why it is not read."""
@@ -30,9 +29,6 @@ MAX_OPENED = 1024
 
 WHOLE, HEAD, TAIL = 1 << 22, 1 << 14, (1 << 16) + 22
 """Bytes of a chunk that are requested from a store at once, and of the ends of a larger one, which locate its data."""
-
-MAX_SPAN = 1 << 24
-"""Maximum bytes per read, including gaps between the elements."""
 
 HARMLESS = frozenset(
     {
@@ -47,11 +43,8 @@ HARMLESS = frozenset(
 )
 """Classes of values besides the tensors that may appear in a pickle; they are not constructed, and left unread."""
 
-Box = list[tuple[int, int]]
-"""(start, stop) for each axis."""
 
-
-class DcpReader(Reader):
+class DcpReader(ChunkedReader):
     """A folder written by ``torch.distributed.checkpoint.save``.
 
     Nested keys are dotted names, since torch flattens them. `metadata` has the plain values besides the tensors by
@@ -132,70 +125,6 @@ class DcpReader(Reader):
         """Return the metadata and the files that it names."""
         return [self.path / name for name in self._files]
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of a tensor, from the chunks that hold them."""
-        info = self.tensors[name]
-        check_range(self.path, info, start, stop)
-        if start == stop:
-            return b""
-        whole = self._chunks[name]
-        if len(whole.items) == 1:
-            return self._stored(whole, 0).read(start, stop)
-        first, last = start // info.itemsize, -(-stop // info.itemsize)
-        flat = np.empty(last - first, _bits(info.itemsize))
-        self._fill(whole, first, flat)
-        return flat.view(np.uint8)[start - first * info.itemsize : stop - first * info.itemsize].data
-
-    def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """Read bytes of a tensor into `into`."""
-        info, whole = self.tensors[name], self._chunks[name]
-        check_range(self.path, info, start, start + len(into))
-        if len(whole.items) == 1 or not into or start % info.itemsize or len(into) % info.itemsize:
-            super().read_into(name, start, into)
-            return
-        self._fill(whole, start // info.itemsize, np.frombuffer(into, np.uint8).view(_bits(info.itemsize)))
-
-    def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
-        """Read a matrix; if its rows are rows of the tensor, only the needed part of each chunk is read."""
-        location = rows_as_region(self.tensors[name].shape, start, step, *into.shape)
-        if location is None:
-            super().read_rows(name, start, step, into)
-            return
-        region, axis, (rows, _) = location
-        done, column = 0, start % step
-        for box in boxes(self.tensors[name].shape[axis:], column, column + into.shape[1]):
-            inner = [(part.start, part.stop) for part in box]
-            inner += region[axis + len(inner) :]  # from the second axis of a row on, its region is all of it
-            bounds = [*region[:axis], *inner]
-            block = np.empty([last - first for first, last in bounds], _bits(into.itemsize))
-            self._fill_box(self._chunks[name], bounds, block)
-            matrix = block.reshape(-1, math.prod(block.shape[axis:]))[rows]
-            into.view(block.dtype)[:, done : done + matrix.shape[1]] = matrix
-            done += matrix.shape[1]
-
-    def _fill(self, whole: Chunks, first: int, flat: Array) -> None:
-        """Read elements from `first` on, in C order."""
-        done = 0
-        for box in boxes(whole.info.shape, first, first + flat.size):
-            bounds = [(part.start, part.stop) for part in box]
-            bounds += [(0, size) for size in whole.info.shape[len(bounds) :]]
-            sizes = [last - first for first, last in bounds]
-            count = math.prod(sizes)
-            self._fill_box(whole, bounds, flat[done : done + count].reshape(sizes))
-            done += count
-
-    def _fill_box(self, whole: Chunks, box: Box, into: Array) -> None:
-        for number in whole.overlapping(box):
-            begin = whole.starts[number].tolist()
-            part = [
-                (max(first, start), min(last, stop))
-                for (first, last), start, stop in zip(box, begin, whole.stops[number].tolist(), strict=True)
-            ]
-            window = tuple(slice(low - first, high - first) for (low, high), (first, _) in zip(part, box, strict=True))
-            sizes = (whole.stops[number] - whole.starts[number]).tolist()
-            chunk_box = [(low - start, high - start) for (low, high), start in zip(part, begin, strict=True)]
-            _read_box(self._stored(whole, number), sizes, chunk_box, into[window])
-
     def _stored(self, whole: Chunks, number: int) -> Stored:
         """Return a chunk after reading its own header and comparing it with the metadata."""
         key = whole.info.name, number
@@ -239,33 +168,3 @@ class DcpReader(Reader):
 
 class _NotPlainError(Exception):
     """A value has a type that JSON lacks."""
-
-
-def _bits(itemsize: int) -> np.dtype:
-    """Return a dtype of that size whose elements are copied as they are."""
-    return np.dtype(f"u{itemsize}" if itemsize <= 8 else "c16")
-
-
-def _read_box(stored: Stored, shape: Sequence[int], box: Box, into: Array) -> None:
-    """Read a box of a tensor: at once where its elements lie close to each other, or else row by row."""
-    width, strides = into.itemsize, c_strides(shape)
-    first = sum(start * stride for (start, _), stride in zip(box, strides, strict=True))
-    span = extent(into.shape, strides)
-    rows = next((axis for axis, size in enumerate(into.shape) if size > 1), None)
-    is_whole = rows is None or span == into.size
-    if is_whole or _is_dense(into.shape[rows:], strides[rows:], width):
-        data = np.frombuffer(stored.read(first * width, (first + span) * width), into.dtype)
-        steps = [stride * width for stride in strides]
-        into[...] = np.lib.stride_tricks.as_strided(data, into.shape, steps, writeable=False)
-        return
-    assert rows is not None
-    for number in range(into.shape[rows]):
-        window = (slice(None),) * rows + (slice(number, number + 1),)
-        start = box[rows][0] + number
-        _read_box(stored, shape, [*box[:rows], (start, start + 1), *box[rows + 1 :]], into[window])
-
-
-def _is_dense(shape: Sequence[int], strides: Sequence[int], width: int) -> bool:
-    """Return whether the gaps between elements are small enough to be read along."""
-    span, run = extent(shape, strides), extent(shape[1:], strides[1:])
-    return span <= SPARSE * math.prod(shape) and span * width <= MAX_SPAN and (strides[0] - run) * width < GAP

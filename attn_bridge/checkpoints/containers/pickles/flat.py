@@ -11,6 +11,7 @@ from ....printable import printable
 from ..base import CheckpointError
 from ..files import bad, check_count, check_name
 from .calls import CALLS, GLOBALS, NAMES, Global, Key, Members, Record, Storage, Strided, holds_data
+from .dtensors import Part, PlacedError, is_dtensor, part_of
 from .machine import Machine
 from .ndarrays import InPickle, Pickled, UnreadableError, array_of, loaded
 
@@ -35,11 +36,18 @@ OTHER_TENSORS = {
 }  # fmt: skip
 """Function of ``torch._utils`` that makes a tensor -> the reason why it is not read, and a remedy."""
 
+DTENSOR = "it is a DTensor"
+"""How the reasons begin for which such a tensor is not read."""
+
 SHARD = (
-    "it is a DTensor, of which each rank saves its own part; save what get_model_state_dict (of "
-    "torch.distributed.checkpoint.state_dict) returns with full_state_dict=True, or a distributed checkpoint"
+    f"{DTENSOR}, of which each rank saves its own part, and the files of the other ranks are not here; save what "
+    "get_model_state_dict (of torch.distributed.checkpoint.state_dict) returns with full_state_dict=True, or a "
+    "distributed checkpoint"
 )
-"""Reason why a tensor of FSDP2 or of tensor parallelism is not read, and a remedy."""
+"""Reason why a tensor of FSDP2 or of tensor parallelism is not read alone, and a remedy."""
+
+PLACED = DTENSOR + " {}; save its full_tensor()"
+"""Reason why such a tensor is not put together from its ranks, and a remedy."""
 
 MODULE = "; save the state_dict of what was saved as an object"
 """Advice for an object that holds tensors."""
@@ -62,12 +70,14 @@ class Contents:
 
     Attributes:
         tensors: by dotted name, arrays of NumPy too.
+        parts: dotted name of a DTensor -> the part of it that the file's rank holds; `unread` has its name, too.
         values: plain values by dotted name.
         unread: dotted name of a value with tensors that can't be read -> the reason.
         skipped: dotted name of another value -> the class or function that it needs, or its type.
     """
 
     tensors: dict[str, Strided | InPickle] = dataclasses.field(default_factory=dict)
+    parts: dict[str, Part] = dataclasses.field(default_factory=dict)
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     unread: dict[str, str] = dataclasses.field(default_factory=dict)
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -167,13 +177,6 @@ def kind_of(value: object) -> str:
     return {Storage: "a storage", Members: "set"}.get(type(value), type(value).__name__)
 
 
-def _is_shard(value: object) -> bool:
-    """Return whether a pickled object is a DTensor: the part of a tensor that one rank holds."""
-    return isinstance(value, Record) and any(
-        isinstance(one, Global) and one.name.endswith(".DTensor") for one in value.arguments
-    )
-
-
 class _Flattening:
     """Assigns dotted names to the contents of nested dicts, and numbers to those of lists with tensors."""
 
@@ -202,7 +205,7 @@ class _Flattening:
             raise bad(path, f"holds a {type(root).__name__}, not a dict of tensors")
         self._walk(root, "", 0)
         check_count(path, len(contents.tensors))
-        if not contents.tensors:
+        if not contents.tensors and not contents.parts:
             for name, reason in contents.unread.items():
                 is_class = reason.startswith("its pickle")
                 raise bad(
@@ -243,12 +246,15 @@ class _Flattening:
             self._contents.tensors[name] = value
         elif (pickled := array_of(value)) is not None and name:
             self._place(pickled, check_name(self._path, name))
+        elif is_dtensor(value):
+            self._check_new(check_name(self._path, name))
+            self._place_part(value, name)
         elif not isinstance(value, dict) and self._holds_data(value):
             self._check_new(check_name(self._path, name))
             kind = kind_of(value)
             reason = f"its pickle refers to {printable(kind)}"
             reason = OTHER_TENSORS.get(kind.removeprefix("torch._utils."), reason)
-            self._contents.unread[name] = SHARD if _is_shard(value) else reason
+            self._contents.unread[name] = reason
         else:
             self._keep(value, name, depth)
 
@@ -259,6 +265,19 @@ class _Flattening:
             self._contents.tensors[name] = loaded(self._path, name, pickled)
         except UnreadableError as error:
             self._contents.unread[name] = str(error)
+
+    def _place_part(self, value: object, name: str) -> None:
+        """Note the part of a DTensor that this rank holds: a tensor, if it is all of it."""
+        try:
+            part = part_of(value)
+        except PlacedError as error:
+            self._contents.unread[name] = PLACED.format(error)
+            return
+        if part.is_whole and part.local.shape == part.shape:
+            self._contents.tensors[name] = part.local
+        else:
+            self._contents.parts[name] = part
+            self._contents.unread[name] = SHARD
 
     def _enter(self, part: str, value: object, above: str, depth: int, *, is_odd: bool = False) -> None:
         """Descend into a value; the values of empty or non-string keys get no name, and are skipped or refused."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
+from attn_bridge.checkpoints.containers.dcp import chunks as dcp_chunks
 from attn_bridge.checkpoints.containers.dcp import metadata as dcp_metadata
 from attn_bridge.checkpoints.containers.dcp import reader as dcp_reader
 from attn_bridge.checkpoints.containers.dcp import writer as dcp_writer
@@ -351,11 +352,11 @@ def check(shape, boxes):
     info = dcp_metadata.TensorInfo("t", "int8", shape)
     item = dcp_metadata.Item("x", 0, 0)
     sides = (np.array([box[side] for box in boxes], np.int64).reshape(len(boxes), len(shape)) for side in (0, 1))
-    dcp_metadata._check_filled("x", dcp_metadata.Chunks(info, *sides, (item,) * len(boxes)))
+    dcp_chunks.check_filled("x", dcp_chunks.Chunks(info, *sides, (item,) * len(boxes)))
 
 
 def test_chunks_along_too_many_axes_are_refused(monkeypatch):
-    monkeypatch.setattr(dcp_metadata, "MAX_CORNERS", 8)
+    monkeypatch.setattr(dcp_chunks, "MAX_CORNERS", 8)
     boxes = [((row, column), (row + 1, column + 1)) for row in range(2) for column in range(2)]
     with pytest.raises(CheckpointError, match="has 4 chunks along 2 axes, which are too many"):
         check((2, 2), boxes)

@@ -1,0 +1,117 @@
+"""Opens what ``torch.save`` wrote: a file, a folder with an index, and the files of several ranks as one checkpoint."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from ....printable import printable
+from .. import mistaken
+from ..base import CheckpointError, Reader
+from ..files import bad, listed
+from ..remote import open_all
+from ..shards import ShardedReader, SplitReader, check_numbers, index_of
+from ..sources import inside
+from ..torch_file import TorchReader
+from .ranks import RanksReader, family_of, names_of, rank_in
+
+
+class ShardedTorchReader(ShardedReader):
+    """A folder of files and an index, as transformers writes it."""
+
+    format: ClassVar[str] = "torch"
+
+
+def open_torch(path: Path) -> Reader:
+    """Open a file, an index, or a folder.
+
+    Raises:
+        CheckpointError: the folder has no single checkpoint of torch, or a file is malformed.
+    """
+    if not path.is_dir():
+        if path.name.endswith(".index.json"):
+            return ShardedTorchReader(path.parent, path, TorchReader)
+        return _open_file(path)
+    index = index_of(path, ".bin.index.json", "pytorch_model")
+    if index is not None:
+        return ShardedTorchReader(path, index, TorchReader)
+    names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
+    names = [name for name in names if not mistaken.is_state(name)]
+    names = ["pytorch_model.bin"] if "pytorch_model.bin" in names else names
+    if len(names) > 1 and all(re.fullmatch(r"consolidated\.[0-9]{2}\.pth", name) for name in names):
+        return SplitReader(path, names, open_all(lambda file: TorchReader(file, path), check_numbers(path, names)))
+    kind = mistaken.run_of(names)
+    first = _first_of(path, names) if len({family_of(name) for name in names}) == 1 else None
+    if first is not None and first.is_of_rank:
+        return _with_ranks(path, path, first)
+    if kind or first is None or len(names) != 1:
+        which = f"name one of them: {listed(list(map(printable, names)), 5)}"
+        raise bad(path, kind or f"has {len(names)} files of torch.save and no index; {which}")
+    return ShardedTorchReader(path, None, lambda *_: first, tuple(names))
+
+
+def _first_of(folder: Path, names: Sequence[str]) -> TorchReader | None:
+    """Return the first of files whose names differ by a number, open; None where it alone of several can't be read."""
+    try:
+        return TorchReader(inside(folder, names[0], folder), folder)
+    except CheckpointError:
+        if len(names) > 1:
+            return None
+        raise
+
+
+def _open_file(path: Path) -> Reader:
+    """Return a file, with those of the other ranks if its tensors are parts of theirs."""
+    part = bad(path, "holds a part of each matrix, whose other parts are next to it; give the folder")
+    is_part = mistaken.is_part(path)
+    try:
+        reader = TorchReader(path)
+    except CheckpointError as error:
+        raise (part if is_part else error) from None
+    if reader.is_of_rank:
+        return _with_ranks(path, path.parent, reader)
+    if is_part:
+        raise part
+    return reader
+
+
+def _with_ranks(path: Path, folder: Path, reader: TorchReader) -> Reader:
+    """Return the checkpoint that the file of a rank is a part of, with the files of the same name but for the number.
+
+    Args:
+        path: what the user names.
+        folder: the folder of the files.
+        reader: one of them, open.
+    """
+    names = names_of((one.name for one in folder.iterdir()), reader.path.name)
+    if len(names) == 1 and not reader.parts:
+        return reader
+    others = _opened(folder, [name for name in names if name != reader.path.name])
+    return RanksReader(path, folder, {name: others.get(name, reader) for name in names})
+
+
+def _opened(folder: Path, names: Sequence[str]) -> dict[str, TorchReader]:
+    paths = [inside(folder, name, folder) for name in names]
+    return dict(zip(names, open_all(lambda file: TorchReader(file, folder), paths), strict=True))
+
+
+def open_matching(pattern: Path) -> Reader:
+    """Open the files of all ranks whose names match a pattern, such as ``model_world_size_2_rank_*.pt``.
+
+    Raises:
+        CheckpointError: no file matches, or those that do are no parts of the same tensors.
+    """
+    folder = pattern.parent
+    names = [one.name for one in folder.iterdir() if fnmatch.fnmatchcase(one.name, pattern.name)]
+    if not names:
+        raise bad(pattern, "matches no file")
+    names = sorted(names, key=rank_in)
+    kinds = {family_of(name) for name in names}
+    opened = _opened(folder, names) if len(kinds) == 1 else {}
+    if not opened or not all(reader.is_of_rank for reader in opened.values()):
+        raise bad(pattern, f"matches files that are not those of the ranks of one run; name one of them: "
+                  f"{listed(list(map(printable, names)), 5)}")  # fmt: skip
+    return RanksReader(pattern, folder, opened)

@@ -1,0 +1,218 @@
+"""Files of the ranks of a run as one checkpoint: DTensors that each rank saved its own part of by ``torch.save``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from ....printable import printable
+from ..base import TensorInfo
+from ..files import bad, check_count, check_shape, listed
+from ..pickles.dtensors import Part, number_of, runs_of
+from ..pickles.flat import PLACED
+from ..pickles.ndarrays import InPickle
+from ..torch_file import Stored, TorchReader
+from .chunks import ChunkedReader, Chunks, Readable, check_filled
+
+SHOWN = 8
+"""Missing ranks that an error names."""
+
+_NUMBERS = (re.compile(r".*rank[_.-]?(\d+)", re.IGNORECASE), re.compile(r".*?(\d+)\D*$"))
+"""Where the number of a rank is in a file's name: behind the word rank, or else last of all numbers."""
+
+
+def _number(name: str) -> tuple[int, int, int]:
+    """Return where the number of a rank begins and ends in a file's name, and the number; -1 where there is none."""
+    hit = next((hit for pattern in _NUMBERS if (hit := pattern.match(name))), None)
+    return (len(name), len(name), -1) if hit is None else (hit.start(1), hit.end(1), int(hit[1]))
+
+
+def family_of(name: str) -> str:
+    """Return a file's name without the number of its rank, in which the names of all ranks are alike."""
+    start, stop, _ = _number(name)
+    return f"{name[:start]}*{name[stop:]}"
+
+
+class RanksReader(ChunkedReader):
+    """Files of all ranks; a tensor that several ranks have the same part of must have the same numbers in all.
+
+    Args:
+        path: the folder, or the file of it that the user names.
+        folder: the folder.
+        files: name -> its file, open.
+
+    Raises:
+        CheckpointError: the part of a rank is missing, or the files contradict each other.
+    """
+
+    format: ClassVar[str] = "torch"
+
+    def __init__(self, path: Path, folder: Path, files: Mapping[str, TorchReader]):
+        self.path, self._folder, self._readers = path, folder, dict(files)
+        self._chunks: dict[str, Chunks] = {}
+        self._last: _Agreed | None = None
+        self.metadata = {"files": {name: one.metadata for name, one in files.items()}}
+        parts: dict[str, dict[str, tuple[Stored, Part]]] = {}
+        copies: dict[str, dict[str, Stored | InPickle]] = {}
+        for file, reader in files.items():
+            for name, part in reader.parts.items():
+                parts.setdefault(name, {})[file] = part
+            for name in reader.tensors:
+                copies.setdefault(name, {})[file] = reader.stored(name)
+        unread = [(name, kind) for one in files.values() for name, kind in one.unread.items()]
+        self.unread = {name: kind for name, kind in unread if name not in parts}
+        self.notes = (
+            f"put together from the files of {len(files)} ranks",
+            *dict.fromkeys(note for one in files.values() for note in one.notes),
+        )
+        check_count(folder, len(parts) + len(copies))
+        for name in dict.fromkeys(name for one in files.values() for name in (*one.tensors, *one.parts)):
+            if name in parts and name in copies:
+                raise bad(folder, f"{printable(name)} is a DTensor in some of its files, and none in others")
+            self._chunks[name] = self._put_together(name, parts[name]) if name in parts else self._same(
+                name, copies[name]
+            )  # fmt: skip
+        self.tensors = {name: chunks.info for name, chunks in self._chunks.items()}
+
+    def _same(self, name: str, copies: Mapping[str, Stored | InPickle]) -> Chunks:
+        """Return a tensor that each file has whole."""
+        infos = {file: self._readers[file].tensors[name] for file in copies}
+        info = next(iter(infos.values()))
+        self._check_alike(name, {file: (one.dtype, one.shape) for file, one in infos.items()})
+        starts = np.zeros((1, len(info.shape)), np.int64)
+        item = _Agreed(self._folder, info, copies)
+        return Chunks(info, starts, np.array([info.shape], np.int64).reshape(starts.shape), (item,))
+
+    def _put_together(self, name: str, parts: Mapping[str, tuple[Stored, Part]]) -> Chunks:
+        first = next(iter(parts.values()))
+        part = first[1]
+        self._check_alike(
+            name,
+            {file: (own.info.dtype, one.shape, one.mesh, one.placements) for file, (own, one) in parts.items()},
+        )
+        info = TensorInfo(name, first[0].info.dtype, check_shape(self._folder, name, part.shape))
+        # A rank of one mesh and that of another, such as the next group of tensor parallelism, have the same part.
+        by_rank: dict[tuple[int, ...], list[str]] = {}
+        for file, (_, one) in parts.items():
+            by_rank.setdefault(one.rank, []).append(file)
+        self._check_ranks(part, by_rank)
+        boxes: dict[tuple[tuple[int, int], ...], dict[str, Stored | InPickle]] = {}
+        for rank, held_by in by_rank.items():
+            axes = runs_of(part, rank)
+            if any(len(runs) > 1 for runs in axes):
+                reason = PLACED.format("whose parts do not lie together").removeprefix("it ")
+                raise bad(self._folder, f"{printable(name)} {reason}")
+            box = tuple(runs[0] if runs else (0, 0) for runs in axes)
+            sizes = tuple(stop - start for start, stop in box)
+            for file in held_by:
+                own = parts[file][0]
+                if own.info.shape != sizes and not (0 in sizes and 0 in own.info.shape):
+                    raise bad(self._folder, f"{printable(name)} has the part {printable(list(own.info.shape))} in "
+                              f"{printable(file)}; by its mesh and placements it is {list(sizes)}")  # fmt: skip
+                if 0 not in sizes:
+                    boxes.setdefault(box, {})[file] = own
+        edges = np.array(list(boxes), np.int64).reshape(len(boxes), len(info.shape), 2)
+        items = tuple(_Agreed(self._folder, info, copies) for copies in boxes.values())
+        made = Chunks(info, edges[..., 0], edges[..., 1], items)
+        if 0 not in info.shape:
+            check_filled(self._folder, made)
+        return made
+
+    def _check_alike(self, name: str, described: Mapping[str, object]) -> None:
+        if len(set(described.values())) > 1:
+            files = listed([printable(file) for file in described], 3)
+            raise bad(self._folder, f"{printable(name)} has several shapes, dtypes or placements in {files}")
+
+    def _check_ranks(self, part: Part, by_rank: Mapping[tuple[int, ...], Sequence[str]]) -> None:
+        """Refuse files of too few ranks: of those that hold the same part, a single one suffices."""
+
+        def held(rank: Sequence[int]) -> tuple[int, ...]:
+            return tuple(at for at, placement in zip(rank, part.placements, strict=True) if placement.axis is not None)
+
+        there = {held(rank) for rank in by_rank}
+        wanted = [
+            size for size, placement in zip(part.mesh, part.placements, strict=True) if placement.axis is not None
+        ]
+        if len(there) == math.prod(wanted):
+            return
+        every = itertools.product(*map(range, part.mesh))
+        missing = [rank for rank in every if held(rank) not in there]
+        total = math.prod(part.mesh)
+        shown = []
+        for rank in missing[:SHOWN]:
+            number = number_of(rank, part.mesh)
+            at = f" at {printable(list(rank))} of its mesh {list(part.mesh)}" if len(part.mesh) > 1 else ""
+            file = self._name_of(number, part, by_rank)
+            shown.append(f"rank {number}{at}{f' ({file})' if file else ''}")
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        raise bad(self._folder, f"has the parts of {len(by_rank)} of {total} ranks; missing: {', '.join(shown)}{more}; "
+                  "put the files of all ranks into one folder")  # fmt: skip
+
+    @staticmethod
+    def _name_of(number: int, part: Part, by_rank: Mapping[tuple[int, ...], Sequence[str]]) -> str:
+        """Return the name that the file of a rank has, if the other names are numbered as their ranks are."""
+        if any(_number(file)[2] != number_of(rank, part.mesh) for rank, files in by_rank.items() for file in files):
+            return ""
+        name = next(iter(by_rank.values()))[0]
+        start, stop, _ = _number(name)
+        return printable(f"{name[:start]}{number:0{stop - start}}{name[stop:]}")
+
+    def _stored(self, whole: Chunks, number: int) -> Readable:
+        """Return a chunk of a tensor."""
+        chunk: _Agreed = whole.items[number]
+        if self._last is not None and self._last is not chunk:
+            self._last.release()
+        self._last = chunk
+        return chunk
+
+    def files(self) -> list[Path]:
+        """Return the files of all ranks."""
+        return [path for one in self._readers.values() for path in one.files()]
+
+    def close(self) -> None:
+        """Close all files."""
+        for one in self._readers.values():
+            one.close()
+
+
+class _Agreed:
+    """A part of a tensor that files hold, which all must have the same numbers."""
+
+    def __init__(self, folder: Path, info: TensorInfo, copies: Mapping[str, Stored | InPickle]):
+        self._folder, self._info, self._copies = folder, info, dict(copies)
+
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of its elements in C order.
+
+        Raises:
+            CheckpointError: the files differ.
+        """
+        first, *others = self._copies.items()
+        data = first[1].read(start, stop)
+        for file, one in others:
+            if bytes(one.read(start, stop)) != bytes(data):
+                files = f"{printable(first[0])} and {printable(file)}"
+                raise bad(self._folder, f"{printable(self._info.name)} holds different numbers in {files}; --drop "
+                          "leaves it out")  # fmt: skip
+        return data
+
+    def release(self) -> None:
+        """Free what was kept in memory."""
+        for one in self._copies.values():
+            one.release()
+
+
+def rank_in(name: str) -> tuple[int, str]:
+    """Return the key by which the names of files are put into the order of their ranks."""
+    return _number(name)[2], name
+
+
+def names_of(names: Iterable[str], name: str) -> list[str]:
+    """Return the names of the files of all ranks, of which one is given, in the order of their ranks."""
+    return sorted((one for one in names if family_of(one) == family_of(name)), key=rank_in)
