@@ -1,4 +1,4 @@
-"""Tensors cut into chunks, which fill them, and reading from the chunks that hold what is asked for."""
+"""Tensors cut into chunks that fill them, and a reader of any part of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,8 +26,11 @@ Box = list[tuple[int, int]]
 """(start, stop) for each axis."""
 
 
+Location = TypeVar("Location")
+
+
 @dataclasses.dataclass(frozen=True)
-class Chunks:
+class Chunks(Generic[Location]):
     """A tensor cut into boxes that fill it.
 
     Attributes:
@@ -40,7 +43,7 @@ class Chunks:
     info: TensorInfo
     starts: Array
     stops: Array
-    items: tuple[Any, ...]
+    items: tuple[Location, ...]
 
     def overlapping(self, box: Sequence[tuple[int, int]]) -> list[int]:
         """Return the numbers of the chunks that hold elements of a box, (start, stop) for each axis."""
@@ -55,13 +58,13 @@ class Readable(Protocol):
         """Return bytes of its elements."""
 
 
-class ChunkedReader(Reader):
+class ChunkedReader(Reader, Generic[Location]):
     """A checkpoint whose tensors are cut into chunks; `_chunks` has them by the tensor's name."""
 
-    _chunks: dict[str, Chunks]
+    _chunks: dict[str, Chunks[Location]]
 
     @abc.abstractmethod
-    def _stored(self, whole: Chunks, number: int) -> Readable:
+    def _stored(self, whole: Chunks[Location], number: int) -> Readable:
         """Return a chunk of a tensor."""
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
@@ -105,7 +108,7 @@ class ChunkedReader(Reader):
             into.view(block.dtype)[:, done : done + matrix.shape[1]] = matrix
             done += matrix.shape[1]
 
-    def _fill(self, whole: Chunks, first: int, flat: Array) -> None:
+    def _fill(self, whole: Chunks[Location], first: int, flat: Array) -> None:
         """Read elements from `first` on, in C order."""
         done = 0
         for box in boxes(whole.info.shape, first, first + flat.size):
@@ -116,7 +119,7 @@ class ChunkedReader(Reader):
             self._fill_box(whole, bounds, flat[done : done + count].reshape(sizes))
             done += count
 
-    def _fill_box(self, whole: Chunks, box: Box, into: Array) -> None:
+    def _fill_box(self, whole: Chunks[Location], box: Box, into: Array) -> None:
         for number in whole.overlapping(box):
             begin = whole.starts[number].tolist()
             part = [
@@ -129,7 +132,7 @@ class ChunkedReader(Reader):
             _read_box(self._stored(whole, number), sizes, chunk_box, into[window])
 
 
-def check_filled(path: Path, made: Chunks) -> None:
+def check_filled(path: Path, made: Chunks[Location]) -> None:
     """Refuse chunks that overlap or leave holes.
 
     The mixed differences of the coverage count are +1 or -1 at the corners of each chunk, and 0 elsewhere. The chunks

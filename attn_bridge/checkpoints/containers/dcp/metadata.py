@@ -48,7 +48,7 @@ class Item:
     size: int
 
 
-def read_metadata(data: bytes, path: Path) -> tuple[dict[str, Chunks], dict[str, Item]]:
+def read_metadata(data: bytes, path: Path) -> tuple[dict[str, Chunks[Item]], dict[str, Item]]:
     """Return the tensors by name, and where everything else is stored.
 
     Args:
@@ -125,7 +125,7 @@ def _items(path: Path, stored: dict[Any, object]) -> dict[str, dict[tuple[int, .
     return items
 
 
-def _tensor(path: Path, name: str, entry: object, places: dict[tuple[int, ...] | None, Item]) -> Chunks:
+def _tensor(path: Path, name: str, entry: object, places: dict[tuple[int, ...] | None, Item]) -> Chunks[Item]:
     shown = printable(name)
     attributes = _state(path, entry, f"{HOME}TensorStorageMetadata", ("properties", "size", "chunks"))
     properties = attributes["properties"]

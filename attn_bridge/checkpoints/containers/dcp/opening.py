@@ -79,7 +79,7 @@ def _open_file(path: Path) -> Reader:
 
 
 def _with_ranks(path: Path, folder: Path, reader: TorchReader) -> Reader:
-    """Return the checkpoint that the file of a rank is a part of, with the files of the same name but for the number.
+    """Return the checkpoint of the files of all ranks, whose names differ by the number of the rank alone.
 
     Args:
         path: what the user names.
@@ -102,7 +102,7 @@ def open_matching(pattern: Path) -> Reader:
     """Open the files of all ranks whose names match a pattern, such as ``model_world_size_2_rank_*.pt``.
 
     Raises:
-        CheckpointError: no file matches, or those that do are no parts of the same tensors.
+        CheckpointError: no file matches, or they are files of several runs, or of none.
     """
     folder = pattern.parent
     names = [one.name for one in folder.iterdir() if fnmatch.fnmatchcase(one.name, pattern.name)]

@@ -14,7 +14,7 @@ import numpy as np
 from ....printable import printable
 from ..base import TensorInfo
 from ..files import bad, check_count, check_shape, listed
-from ..pickles.dtensors import Part, number_of, runs_of
+from ..pickles.dtensors import RankPart, number_of, runs_of
 from ..pickles.flat import PLACED
 from ..pickles.ndarrays import InPickle
 from ..torch_file import Stored, TorchReader
@@ -39,7 +39,7 @@ def family_of(name: str) -> str:
     return f"{name[:start]}*{name[stop:]}"
 
 
-class RanksReader(ChunkedReader):
+class RanksReader(ChunkedReader["_Agreed"]):
     """Files of all ranks; a tensor that several ranks have the same part of must have the same numbers in all.
 
     Args:
@@ -55,52 +55,52 @@ class RanksReader(ChunkedReader):
 
     def __init__(self, path: Path, folder: Path, files: Mapping[str, TorchReader]):
         self.path, self._folder, self._readers = path, folder, dict(files)
-        self._chunks: dict[str, Chunks] = {}
+        self._chunks: dict[str, Chunks[_Agreed]] = {}
         self._last: _Agreed | None = None
-        self.metadata = {"files": {name: one.metadata for name, one in files.items()}}
-        parts: dict[str, dict[str, tuple[Stored, Part]]] = {}
+        self.metadata = {"files": {name: reader.metadata for name, reader in files.items()}}
+        parts: dict[str, dict[str, tuple[Stored, RankPart]]] = {}
         copies: dict[str, dict[str, Stored | InPickle]] = {}
         for file, reader in files.items():
             for name, part in reader.parts.items():
                 parts.setdefault(name, {})[file] = part
             for name in reader.tensors:
                 copies.setdefault(name, {})[file] = reader.stored(name)
-        unread = [(name, kind) for one in files.values() for name, kind in one.unread.items()]
-        self.unread = {name: kind for name, kind in unread if name not in parts}
+        unread = [item for reader in files.values() for item in reader.unread.items()]
+        self.unread = {name: reason for name, reason in unread if name not in parts}
         self.notes = (
             f"put together from the files of {len(files)} ranks",
-            *dict.fromkeys(note for one in files.values() for note in one.notes),
+            *dict.fromkeys(note for reader in files.values() for note in reader.notes),
         )
         check_count(folder, len(parts) + len(copies))
-        for name in dict.fromkeys(name for one in files.values() for name in (*one.tensors, *one.parts)):
-            if name in parts and name in copies:
-                raise bad(folder, f"{printable(name)} is a DTensor in some of its files, and none in others")
-            self._chunks[name] = self._put_together(name, parts[name]) if name in parts else self._same(
-                name, copies[name]
-            )  # fmt: skip
+        both = next((name for name in parts if name in copies), None)
+        if both is not None:
+            raise bad(folder, f"{printable(both)} is a DTensor in some of its files, and none in others")
+        for name in dict.fromkeys(name for reader in files.values() for name in (*reader.tensors, *reader.parts)):
+            self._chunks[name] = (
+                self._put_together(name, parts[name]) if name in parts else self._same(name, copies[name])
+            )
         self.tensors = {name: chunks.info for name, chunks in self._chunks.items()}
 
-    def _same(self, name: str, copies: Mapping[str, Stored | InPickle]) -> Chunks:
+    def _same(self, name: str, copies: Mapping[str, Stored | InPickle]) -> Chunks[_Agreed]:
         """Return a tensor that each file has whole."""
         infos = {file: self._readers[file].tensors[name] for file in copies}
         info = next(iter(infos.values()))
-        self._check_alike(name, {file: (one.dtype, one.shape) for file, one in infos.items()})
+        self._check_alike(name, {file: (info.dtype, info.shape) for file, info in infos.items()})
         starts = np.zeros((1, len(info.shape)), np.int64)
         item = _Agreed(self._folder, info, copies)
         return Chunks(info, starts, np.array([info.shape], np.int64).reshape(starts.shape), (item,))
 
-    def _put_together(self, name: str, parts: Mapping[str, tuple[Stored, Part]]) -> Chunks:
-        first = next(iter(parts.values()))
-        part = first[1]
+    def _put_together(self, name: str, parts: Mapping[str, tuple[Stored, RankPart]]) -> Chunks[_Agreed]:
+        own, part = next(iter(parts.values()))
         self._check_alike(
             name,
-            {file: (own.info.dtype, one.shape, one.mesh, one.placements) for file, (own, one) in parts.items()},
+            {file: (own.info.dtype, part.shape, part.mesh, part.placements) for file, (own, part) in parts.items()},
         )
-        info = TensorInfo(name, first[0].info.dtype, check_shape(self._folder, name, part.shape))
+        info = TensorInfo(name, own.info.dtype, check_shape(self._folder, name, part.shape))
         # A rank of one mesh and that of another, such as the next group of tensor parallelism, have the same part.
         by_rank: dict[tuple[int, ...], list[str]] = {}
-        for file, (_, one) in parts.items():
-            by_rank.setdefault(one.rank, []).append(file)
+        for file, (_, other) in parts.items():
+            by_rank.setdefault(other.rank, []).append(file)
         self._check_ranks(part, by_rank)
         boxes: dict[tuple[tuple[int, int], ...], dict[str, Stored | InPickle]] = {}
         for rank, held_by in by_rank.items():
@@ -129,20 +129,20 @@ class RanksReader(ChunkedReader):
             files = listed([printable(file) for file in described], 3)
             raise bad(self._folder, f"{printable(name)} has several shapes, dtypes or placements in {files}")
 
-    def _check_ranks(self, part: Part, by_rank: Mapping[tuple[int, ...], Sequence[str]]) -> None:
+    def _check_ranks(self, part: RankPart, by_rank: Mapping[tuple[int, ...], Sequence[str]]) -> None:
         """Refuse files of too few ranks: of those that hold the same part, a single one suffices."""
 
         def held(rank: Sequence[int]) -> tuple[int, ...]:
             return tuple(at for at, placement in zip(rank, part.placements, strict=True) if placement.axis is not None)
 
-        there = {held(rank) for rank in by_rank}
+        present = {held(rank) for rank in by_rank}
         wanted = [
             size for size, placement in zip(part.mesh, part.placements, strict=True) if placement.axis is not None
         ]
-        if len(there) == math.prod(wanted):
+        if len(present) == math.prod(wanted):
             return
         every = itertools.product(*map(range, part.mesh))
-        missing = [rank for rank in every if held(rank) not in there]
+        missing = [rank for rank in every if held(rank) not in present]
         total = math.prod(part.mesh)
         shown = []
         for rank in missing[:SHOWN]:
@@ -155,7 +155,7 @@ class RanksReader(ChunkedReader):
                   "put the files of all ranks into one folder")  # fmt: skip
 
     @staticmethod
-    def _name_of(number: int, part: Part, by_rank: Mapping[tuple[int, ...], Sequence[str]]) -> str:
+    def _name_of(number: int, part: RankPart, by_rank: Mapping[tuple[int, ...], Sequence[str]]) -> str:
         """Return the name that the file of a rank has, if the other names are numbered as their ranks are."""
         if any(_number(file)[2] != number_of(rank, part.mesh) for rank, files in by_rank.items() for file in files):
             return ""
@@ -163,9 +163,9 @@ class RanksReader(ChunkedReader):
         start, stop, _ = _number(name)
         return printable(f"{name[:start]}{number:0{stop - start}}{name[stop:]}")
 
-    def _stored(self, whole: Chunks, number: int) -> Readable:
+    def _stored(self, whole: Chunks[_Agreed], number: int) -> Readable:
         """Return a chunk of a tensor."""
-        chunk: _Agreed = whole.items[number]
+        chunk = whole.items[number]
         if self._last is not None and self._last is not chunk:
             self._last.release()
         self._last = chunk
@@ -173,12 +173,12 @@ class RanksReader(ChunkedReader):
 
     def files(self) -> list[Path]:
         """Return the files of all ranks."""
-        return [path for one in self._readers.values() for path in one.files()]
+        return [path for reader in self._readers.values() for path in reader.files()]
 
     def close(self) -> None:
         """Close all files."""
-        for one in self._readers.values():
-            one.close()
+        for reader in self._readers.values():
+            reader.close()
 
 
 class _Agreed:
@@ -195,17 +195,17 @@ class _Agreed:
         """
         first, *others = self._copies.items()
         data = first[1].read(start, stop)
-        for file, one in others:
-            if bytes(one.read(start, stop)) != bytes(data):
+        for file, copy in others:
+            if bytes(copy.read(start, stop)) != bytes(data):
                 files = f"{printable(first[0])} and {printable(file)}"
                 raise bad(self._folder, f"{printable(self._info.name)} holds different numbers in {files}; --drop "
                           "leaves it out")  # fmt: skip
         return data
 
     def release(self) -> None:
-        """Free what was kept in memory."""
-        for one in self._copies.values():
-            one.release()
+        """Free the copies in C order."""
+        for copy in self._copies.values():
+            copy.release()
 
 
 def rank_in(name: str) -> tuple[int, str]:
@@ -215,4 +215,4 @@ def rank_in(name: str) -> tuple[int, str]:
 
 def names_of(names: Iterable[str], name: str) -> list[str]:
     """Return the names of the files of all ranks, of which one is given, in the order of their ranks."""
-    return sorted((one for one in names if family_of(one) == family_of(name)), key=rank_in)
+    return sorted((other for other in names if family_of(other) == family_of(name)), key=rank_in)

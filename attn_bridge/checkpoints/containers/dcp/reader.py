@@ -44,7 +44,7 @@ HARMLESS = frozenset(
 """Classes of values besides the tensors that may appear in a pickle; they are not constructed, and left unread."""
 
 
-class DcpReader(ChunkedReader):
+class DcpReader(ChunkedReader[Item]):
     """A folder written by ``torch.distributed.checkpoint.save``.
 
     Nested keys are dotted names, since torch flattens them. `metadata` has the plain values besides the tensors by
@@ -125,7 +125,7 @@ class DcpReader(ChunkedReader):
         """Return the metadata and the files that it names."""
         return [self.path / name for name in self._files]
 
-    def _stored(self, whole: Chunks, number: int) -> Stored:
+    def _stored(self, whole: Chunks[Item], number: int) -> Stored:
         """Return a chunk after reading its own header and comparing it with the metadata."""
         key = whole.info.name, number
         with self._lock:
@@ -140,7 +140,7 @@ class DcpReader(ChunkedReader):
             self._last = chunk
         return chunk
 
-    def _open(self, whole: Chunks, number: int) -> Stored:
+    def _open(self, whole: Chunks[Item], number: int) -> Stored:
         item, info = whole.items[number], whole.info
         shown = printable(info.name)
         file = self._files[item.file]

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from .calls import Global, Record, Strided
 
@@ -24,14 +23,14 @@ _KINDS = frozenset(
 
 _PARAMETERS = ("torch.nn.parameter.Parameter", "torch._utils._rebuild_parameter")
 
-MAX_RANKS = 1 << 16
-"""Ranks of a mesh, and pieces of a strided axis, at most."""
+MAX_RANKS, MAX_PIECES = 1 << 16, 1 << 10
+"""Ranks of a mesh, and pieces of an axis that it cuts before it is shared among ranks, at most."""
 
 Runs = list[tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
+class MeshPlacement:
     """How a tensor lies along an axis of the mesh.
 
     Attributes:
@@ -44,7 +43,7 @@ class Placement:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class RankPart:
     """The part of a tensor that a rank holds.
 
     Attributes:
@@ -59,7 +58,7 @@ class Part:
     shape: tuple[int, ...]
     mesh: tuple[int, ...]
     rank: tuple[int, ...]
-    placements: tuple[Placement, ...]
+    placements: tuple[MeshPlacement, ...]
 
     @property
     def is_whole(self) -> bool:
@@ -89,7 +88,7 @@ def is_dtensor(value: object) -> bool:
     return _inner(value) is not None
 
 
-def part_of(value: object) -> Part:
+def part_of(value: object) -> RankPart:
     """Return the part that a pickled DTensor is.
 
     Raises:
@@ -112,17 +111,20 @@ def part_of(value: object) -> Part:
         raise PlacedError("whose rank in its mesh is not known")
     _check_order(spec.get("shard_order"))
     placed = tuple(_placement(one, len(shape)) for one in placements)
-    return Part(attributes["_local_tensor"], shape, sizes, rank, placed)
+    strided = [one.axis for one in placed if one.pieces > 1]
+    if len(set(strided)) < len(strided):
+        raise PlacedError("an axis of which is cut into pieces twice")
+    return RankPart(attributes["_local_tensor"], shape, sizes, rank, placed)
 
 
-def runs_of(part: Part, rank: Sequence[int]) -> list[Runs]:
+def runs_of(part: RankPart, rank: Sequence[int]) -> list[Runs]:
     """Return for each axis of the tensor the (start, stop) that a rank of the part's mesh holds, in order.
 
     As ``torch.chunk`` cuts them: all of one size but the last, which may be smaller, or empty.
     """
     axes: list[Runs] = [[(0, size)] for size in part.shape]
     for at, size, placement in zip(rank, part.mesh, part.placements, strict=True):
-        if placement.axis is None:
+        if placement.axis is None or size == 1:
             continue
         whole = axes[placement.axis]
         pieces = [_chunk(whole, number, placement.pieces) for number in range(placement.pieces)]
@@ -155,7 +157,7 @@ def _joined(runs: Runs) -> Runs:
 
 
 def _inner(value: object) -> Record | None:
-    """Return the object of a DTensor in a value: itself, or what a parameter holds."""
+    """Return the pickled DTensor that a value is or, as a parameter, has."""
     if isinstance(value, Record) and value.name in _PARAMETERS and value.arguments:
         value = value.arguments[0]
     if not isinstance(value, Record) or not value.arguments:
@@ -164,7 +166,7 @@ def _inner(value: object) -> Record | None:
     return value if any(one.name in _KINDS for one in kinds) else None
 
 
-def _state(record: object, kind: str) -> Mapping[str, Any]:
+def _state(record: object, kind: str) -> Mapping[str, object]:
     """Return the attributes of an object of a class."""
     is_one = isinstance(record, Record) and record.name in _KINDS and record.name.endswith(f".{kind}")
     if not is_one or not isinstance(record, Record) or not isinstance(record.state, dict):
@@ -177,7 +179,7 @@ def _naturals(value: object) -> tuple[int, ...] | None:
     return tuple(value) if is_sizes and isinstance(value, list | tuple) else None
 
 
-def _shape(spec: Mapping[str, Any], record: Record | None) -> tuple[int, ...]:
+def _shape(spec: Mapping[str, object], record: Record | None) -> tuple[int, ...]:
     """Return the shape of the whole tensor: that of its metadata, which other arguments have to have as well."""
     meta = spec.get("tensor_meta")
     sizes = meta.arguments[0] if isinstance(meta, Record) and meta.arguments else None
@@ -190,13 +192,13 @@ def _shape(spec: Mapping[str, Any], record: Record | None) -> tuple[int, ...]:
     return shape
 
 
-def _sizes(mesh: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the sizes of a mesh: of its tensor of ranks, or of the layout that torch has since 2.9."""
-    sizes: Any = None
+def _sizes(mesh: Mapping[str, object]) -> tuple[int, ...]:
+    """Return the sizes of a mesh: of its tensor of ranks, or of its layout."""
+    sizes: Sequence[int] | None = None
     layout = mesh.get("_layout")
-    if isinstance(mesh.get("mesh"), Strided):
-        sizes = _naturals(mesh["mesh"].shape)
-    elif isinstance(layout, Record):
+    if isinstance(ranks := mesh.get("mesh"), Strided):
+        sizes = _naturals(ranks.shape)
+    elif isinstance(layout, Record):  # of torch since 2.9
         state = _state(layout, "_MeshLayout")
         axes = state.get("axes")
         if isinstance(axes, tuple):
@@ -205,7 +207,7 @@ def _sizes(mesh: Mapping[str, Any]) -> tuple[int, ...]:
             shape = state.get("shape")
             shape = (shape,) if isinstance(shape, int) else shape
             axes = [_flat(size) for size in shape] if isinstance(shape, tuple) else None
-        sizes = None if axes is None or None in axes else tuple(math.prod(axis) for axis in axes)
+        sizes = [math.prod(axis) for axis in axes if axis] if axes and all(axes) else None
     if not sizes or not 0 < math.prod(sizes) <= MAX_RANKS:
         raise PlacedError("whose mesh of ranks is not known")
     return tuple(sizes)
@@ -219,16 +221,16 @@ def _flat(size: object) -> tuple[int, ...] | None:
     return None if None in parts else tuple(number for part in parts if part for number in part)
 
 
-def _placement(record: object, axes: int) -> Placement:
+def _placement(record: object, axes: int) -> MeshPlacement:
     if not isinstance(record, Record) or record.name not in _KINDS:
         kind = record.name.rpartition(".")[2] if isinstance(record, Record) else "of an unknown kind"
         raise PlacedError(f"placed as {kind}")
     kind = record.name.rpartition(".")[2]
     if kind == "Replicate":
-        return Placement(None)
+        return MeshPlacement(None)
     state = record.state if isinstance(record.state, dict) else {}
     axis, pieces = state.get("dim"), state.get("split_factor", 1)
-    is_known = type(pieces) is int and 0 < pieces <= MAX_RANKS
+    is_known = type(pieces) is int and 0 < pieces <= MAX_PIECES
     if (
         type(axis) is not int
         or not -axes <= axis < axes
@@ -236,7 +238,7 @@ def _placement(record: object, axes: int) -> Placement:
         or (kind == "_StridedShard" and "split_factor" not in state)
     ):
         raise PlacedError(f"placed as {kind} along no axis of its own")
-    return Placement(axis % axes, pieces)
+    return MeshPlacement(axis % axes, pieces)
 
 
 def _check_order(order: object) -> None:

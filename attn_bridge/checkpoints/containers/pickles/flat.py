@@ -11,7 +11,7 @@ from ....printable import printable
 from ..base import CheckpointError
 from ..files import bad, check_count, check_name
 from .calls import CALLS, GLOBALS, NAMES, Global, Key, Members, Record, Storage, Strided, holds_data
-from .dtensors import Part, PlacedError, is_dtensor, part_of
+from .dtensors import PlacedError, RankPart, is_dtensor, part_of
 from .machine import Machine
 from .ndarrays import InPickle, Pickled, UnreadableError, array_of, loaded
 
@@ -77,7 +77,7 @@ class Contents:
     """
 
     tensors: dict[str, Strided | InPickle] = dataclasses.field(default_factory=dict)
-    parts: dict[str, Part] = dataclasses.field(default_factory=dict)
+    parts: dict[str, RankPart] = dataclasses.field(default_factory=dict)
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     unread: dict[str, str] = dataclasses.field(default_factory=dict)
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
