@@ -30,7 +30,7 @@ class TorchRngs:
     and modules share this one generator, and so do `nnx.clone` and `nnx.merge`.
 
     Draws happen on the host, one after the other. Inside ``jax.jit`` masks are drawn each time that the compiled
-    function runs, in order, by a callback, which JAX refuses under ``jax.checkpoint`` and on several devices; under
+    function runs, in order, by a callback, which is refused under ``jax.checkpoint`` and on several devices; under
     ``jax.vmap`` all examples share one mask, and ``jax.lax.scan`` draws a mask in each step if its `like` differs
     between steps. Weights are not drawn there, and no seed is set.
 
@@ -110,10 +110,18 @@ class TorchRngs:
             shape: of the result.
             like: the array to be masked. Inside ``jax.lax.scan``, JAX hoists operations that depend on nothing that
                 changes there, and so would draw once for all steps.
+
+        Raises:
+            NotImplementedError: under `jax.checkpoint` or `nnx.remat`.
         """
         if not is_tracing():
             jax.effects_barrier()
             return jnp.asarray(self._generator.bernoulli(shape, p))
+        if _is_recomputed():
+            raise NotImplementedError(
+                "TorchRngs draws no masks under jax.checkpoint or nnx.remat, which would draw others when it "
+                "recomputes; use nnx.Rngs for dropout, or module.eval()"
+            )
         result = jax.ShapeDtypeStruct(rng.as_shape(shape), jnp.bool_)
 
         @jax.custom_batching.custom_vmap
@@ -149,6 +157,17 @@ def check_rngs(rngs: object) -> None:
 def is_tracing() -> bool:
     """Whether operations are recorded, to run later and maybe often; taking gradients is not that."""
     return isinstance(jnp.zeros(()), jax.core.Tracer)
+
+
+def _is_recomputed() -> bool:
+    """Whether `jax.checkpoint` records operations, as far as the traces of JAX say; it refuses the others itself."""
+    trace = getattr(jnp.zeros(()), "_trace", None)
+    while trace is not None:
+        recorded = getattr(getattr(getattr(trace, "frame", None), "debug_info", None), "traced_for", None)
+        if recorded == "checkpoint / remat":
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
 
 
 def _on_the_host(what: str) -> None:
