@@ -8,6 +8,12 @@ from collections.abc import Callable
 
 Use = Callable[[], str | None]
 
+ABSENT = "has no such thing"
+"""Why a side has not a use that another has."""
+
+FAILS = "**fails**"
+"""Beginning of the cell of a use that goes wrong."""
+
 
 class Uses(dict[str, Use | str]):
     """Uses of a backend by what they are called; a text is the reason why one has no meaning there."""
@@ -54,21 +60,15 @@ def outcome(use: Use | str) -> str:
             line = use()
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
-        return f"**fails**: {type(error).__name__}: {first[:100]}"
+        return f"{FAILS}: {type(error).__name__}: {first[:100]}"
     return "works" if line is None else f"refused: {line}"
 
 
-def rows(torch: Uses, jax: Uses) -> list[tuple[str, str, str]]:
-    """Return each use with the outcomes of both backends."""
-    absent = "has no such thing"
-    return [(name, outcome(torch.get(name, absent)), outcome(jax.get(name, absent))) for name in {**torch, **jax}]
-
-
-def as_markdown(table: list[tuple[str, str, str]]) -> str:
+def as_markdown(table: list[tuple[str, ...]]) -> str:
     """Return a table in Markdown, and how many uses have which outcome."""
     cells = [cell for row in table for cell in row[1:]]
     counts = {kind: sum(cell.startswith(kind) for cell in cells) for kind in ("works", "refused", "n.a.", "not tried")}
-    failed = sum(cell.startswith("**fails") for cell in cells)
+    failed = sum(cell.startswith(FAILS) for cell in cells)
     lines = [
         f"{len(table)} uses: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()) + f", {failed} fail."
     ]
