@@ -22,6 +22,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Bool, Float
 
 from attn_bridge import misuse, validation
+from attn_bridge.foreign_names import names_ours
 from attn_bridge.masks import Mask, as_mask, counting_tokens
 from attn_bridge.masks.positions import Full
 
@@ -41,6 +42,7 @@ _CHOSEN: contextvars.ContextVar[str | None] = contextvars.ContextVar("_CHOSEN", 
 
 
 @typed_as(FunctionCall)
+@names_ours
 def dot_product_attention(
     query: Float[Array, "B T H D"],
     key: Float[Array, "B S K D"],

@@ -14,6 +14,8 @@ import jax
 from flax import nnx
 from jax import Array
 
+from attn_bridge.foreign_names import names_ours
+
 from .random import TorchRngs
 
 __all__ = [
@@ -69,7 +71,7 @@ def chosen() -> ChosenOptions:
     return _CHOSEN.get() or ChosenOptions()
 
 
-_CONSTRUCTOR = "__init__"
+_CONSTRUCTOR, _CALL = "__init__", "__call__"
 
 
 class Layer(nnx.Module):
@@ -81,11 +83,13 @@ class Layer(nnx.Module):
     precision: Precision | None
 
     def __init_subclass__(cls, **options: object) -> None:
-        """Have the constructor of a class take the options, if it names the bundle."""
+        """Have the constructor of a class take the options, if it names the bundle, and its call name its keywords."""
         super().__init_subclass__(**options)
         bundle = inspect.signature(cls.__init__).parameters.get("layers")
         if _CONSTRUCTOR in vars(cls) and bundle is not None and bundle.kind is inspect.Parameter.VAR_KEYWORD:
             setattr(cls, _CONSTRUCTOR, _takes_layer_options(cls.__init__))
+        if _CALL in vars(cls):
+            setattr(cls, _CALL, names_ours(vars(cls)[_CALL]))
 
 
 def _takes_layer_options(constructor: Callable[..., None]) -> Callable[..., None]:

@@ -49,6 +49,7 @@ class MultiHeadAttentionWrapper(Layer):
         ValueError: a size below 1, or `dropout` outside [0, 1).
     """
 
+    @MultiHeadAttentionWrapperConfig.spreads
     def __init__(
         self,
         d_in: int,

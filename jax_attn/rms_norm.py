@@ -35,6 +35,7 @@ class RMSNorm(nnx.Module):
         TypeError: `unit_offset` or `affine` is not a bool.
     """
 
+    @RMSNormConfig.spreads
     def __init__(
         self,
         emb_dim: int,

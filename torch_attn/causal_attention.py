@@ -44,6 +44,7 @@ class CausalAttention(Layer):
         ValueError: a size below 1, or `dropout` outside [0, 1).
     """
 
+    @CausalAttentionConfig.spreads
     def __init__(
         self,
         d_in: int,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from attn_bridge import misuse, validation
+from attn_bridge.foreign_names import names_ours
 from attn_bridge.masks import Mask, as_mask, counting_tokens
 from attn_bridge.masks.positions import Full
 
@@ -49,6 +50,7 @@ _DTYPE_NAMES = {
 
 
 @typed_as(FunctionCall)
+@names_ours
 def dot_product_attention(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B S K D"],

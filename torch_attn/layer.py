@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import nn
 
+from attn_bridge.foreign_names import names_ours
 from attn_bridge.specs.base import Config
 from attn_bridge.specs.summary import summarize
 
 Forward = TypeVar("Forward", covariant=True)
+
+
+_CALL = "forward"
 
 
 class HasForward(Protocol[Forward]):
@@ -22,6 +26,12 @@ class HasForward(Protocol[Forward]):
 
 class Layer(nn.Module):
     """A module whose parameters can be drawn again, such as after it was made on the meta device."""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Have the call of a class name its own keywords to users of other libraries."""
+        super().__init_subclass__(**options)
+        if _CALL in vars(cls):
+            setattr(cls, _CALL, names_ours(vars(cls)[_CALL]))
 
     if TYPE_CHECKING:
 

@@ -35,6 +35,7 @@ class LayerNorm(Layer):
         TypeError: `affine`, `bias` or `unit_offset` is not a bool.
     """
 
+    @LayerNormConfig.spreads
     def __init__(
         self,
         emb_dim: int,

@@ -46,6 +46,7 @@ class MultiHeadAttention(Layer):
         ValueError: a size below 1, `d_out` no multiple of `num_heads`, or `dropout` outside [0, 1).
     """
 
+    @MultiHeadAttentionConfig.spreads
     def __init__(
         self,
         d_in: int,

@@ -34,6 +34,7 @@ class RMSNorm(Layer):
         TypeError: `unit_offset` or `affine` is not a bool.
     """
 
+    @RMSNormConfig.spreads
     def __init__(
         self,
         emb_dim: int,

@@ -40,6 +40,7 @@ class SelfAttention_v1(Layer):
         ValueError: a size below 1.
     """
 
+    @SelfAttentionV1Config.spreads
     def __init__(
         self,
         d_in: int,

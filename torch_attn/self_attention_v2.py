@@ -40,6 +40,7 @@ class SelfAttention_v2(Layer):
         ValueError: a size below 1.
     """
 
+    @SelfAttentionV2Config.spreads
     def __init__(
         self,
         d_in: int,

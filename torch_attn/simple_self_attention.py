@@ -11,6 +11,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attn_bridge.foreign_names import names_ours
 from attn_bridge.masks import Mask
 
 from . import functional
@@ -19,6 +20,7 @@ from .signatures.attention import Output, SimpleAttentionCall
 
 
 @typed_as(SimpleAttentionCall)
+@names_ours
 def simple_self_attention(
     x: Float[Tensor, "... t c"],
     *_misplaced: Never,

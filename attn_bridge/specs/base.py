@@ -79,6 +79,25 @@ def _without_config(name: str, config: type[Config], sizes: Mapping[str, object]
     return f"{name} takes a config, not sizes; use {name}({config.__name__}({', '.join(shown) or '...'}))"
 
 
+def _without_sizes(name: str, config: type[Config], given: Config | Mapping[str, object]) -> str:
+    """Return the message that takes sizes out of a config or a dict, and shows those that are missing."""
+    kind = type(given).__name__
+    fields = {field.name: field.default for field in dataclasses.fields(config)}
+    if isinstance(given, Mapping):
+        needed = {field for field, default in fields.items() if default is dataclasses.MISSING}
+        if needed <= given.keys() <= fields.keys():
+            return f"{name} takes sizes, not a {kind}; use {name}(**config)"
+        sizes = dict(given)
+    else:
+        sizes = vars(given)
+    shown = [
+        f"{field}={printable(repr(sizes[field])) if field in sizes else '...'}"
+        for field, default in fields.items()
+        if default is dataclasses.MISSING or sizes.get(field, default) != default
+    ]
+    return f"{name} takes sizes, not a {kind}; use {name}({', '.join(shown)})"
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Base of the variants' configs; a subclass validates itself in ``__post_init__`` and lists its parameters."""
@@ -125,6 +144,23 @@ class Config:
                 named = {name: value for name, value in options.items() if name in sizes}
                 if positional or named or "config" not in options:
                     raise TypeError(_without_config(type(arguments[0]).__name__, cls, named))
+            constructor(*arguments, **options)
+
+        return construct
+
+    @classmethod
+    def spreads(cls, constructor: Callable[P, None]) -> Callable[P, None]:
+        """Decorate the constructor of a module that takes the fields of this config: it refuses a config, or a dict.
+
+        Raises:
+            TypeError: a config or a dict in place of the sizes; the message puts them into a call.
+        """
+
+        @functools.wraps(constructor)
+        def construct(*arguments: P.args, **options: P.kwargs) -> None:
+            given = arguments[1] if len(arguments) > 1 else options.get("config")
+            if isinstance(given, (Config, Mapping)):
+                raise TypeError(_without_sizes(type(arguments[0]).__name__, cls, given))
             constructor(*arguments, **options)
 
         return construct
