@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
-import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from ..printable import printable
-from ..weights import WeightsMismatchError
-from ..weights.index import Index, kinds_of, stems_of
-from ..weights.rows import Check, LayoutError, Placement, Row, Shape
-from ..weights.templates import expanded, fill, placeholders
-from . import fitting
-from .ours import gaps, lacking
-from .parts import OmittedPart, apart
+from ...printable import printable
+from ...weights import WeightsMismatchError
+from ...weights.index import Index, kinds_of
+from ...weights.rows import LayoutError, Placement, Row, Shape
+from ...weights.templates import expanded, fill, placeholders
+from .. import fitting
+from ..ours import gaps, lacking
+from ..parts import OmittedPart, apart
+from .blocks import missing_names, mixed
+from .mapped import Arrays, DecodedTensors, Encoded, view
 
 FLAGS = ("tie", "fused", "value", "flat", "transposed", "scan", "interleaved")
 """Settings that are 0 or 1; every other one is a size."""
@@ -33,7 +33,6 @@ HEAD = "out_head.weight"
 MAX_SIZE = (1 << 31) - 1
 """Largest size that a config.json may give."""
 
-Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, Any]
 
 
@@ -44,57 +43,6 @@ def _rows(index: Index[Row], name: str) -> tuple[Row, ...]:
     Detection asks every layout; a process that converts several checkpoints asks about the same names again.
     """
     return tuple(index.find(name))
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodedTensors:
-    """Outside tensors in terms of ours.
-
-    Attributes:
-        placements: our name -> the placement of its elements.
-        dropped: outside name that has no counterpart in ours -> the reason.
-        restore: settings that lead back to the same outside names.
-        checks: outside name -> function that checks a dropped tensor's numbers against the reason.
-        copies: outside name that is dropped -> the outside name whose numbers it must repeat.
-    """
-
-    placements: dict[str, Placement]
-    dropped: dict[str, str]
-    restore: dict[str, Any]
-    checks: dict[str, Check]
-    copies: dict[str, str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Encoded:
-    """Our tensors in terms of outside ones.
-
-    Attributes:
-        shapes: outside name -> shape.
-        parts: outside name -> (our name -> the placement of its elements).
-        ties: (our name, another name of ours that must have the same numbers and is left out).
-    """
-
-    shapes: dict[str, Shape]
-    parts: dict[str, dict[str, Placement]]
-    ties: list[tuple[str, str]]
-
-    def read(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
-        """Return our tensors, extracted from outside ones of these names and shapes."""
-        placements = ((theirs, name, place) for theirs, parts in self.parts.items() for name, place in parts.items())
-        return {name: _view(arrays[theirs], place).copy() for theirs, name, place in placements}
-
-    def write(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
-        """Return the outside tensors, made of ours."""
-        tensors = {}
-        for theirs, parts in self.parts.items():
-            result = np.empty(self.shapes[theirs], next(arrays[name].dtype for name in parts))
-            for name, placement in parts.items():
-                atoms = [size for axis in placement.axes for size, _ in axis]
-                numbers = arrays[name] if placement.change is None else placement.change.there(arrays[name])
-                _strided(result, placement)[...] = numbers.reshape(atoms)
-            tensors[theirs] = result
-        return tensors
 
 
 class Layout:
@@ -264,7 +212,7 @@ class Layout:
 
     def is_unmixed(self, names: Iterable[str]) -> bool:
         """Return whether each block has the tensors of one alternative, as all blocks of this layout do."""
-        return not self._mixed(self.match(list(names))[1])
+        return not mixed(self.match(list(names))[1])
 
     def read_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings from a config.json.
@@ -339,8 +287,8 @@ class Layout:
         missing = [] if part else self._missing(matches.values(), prefix, ending) + self._lacking(placements)
         if unexpected or missing:
             raise WeightsMismatchError(missing, unexpected)
-        if mixed := self._mixed(matches):
-            raise LayoutError(f"{' and '.join(mixed)} are in one block; the blocks of {self.name} have one of them")
+        if both := mixed(matches):
+            raise LayoutError(f"{' and '.join(both)} are in one block; the blocks of {self.name} have one of them")
         if self.ours:
             fitting.check(self, shapes, placements, {**all_settings, **restore})
         checks = {name: row.check for name, (row, _) in matches.items() if row.check is not None}
@@ -419,7 +367,7 @@ class Layout:
         decoded = self.decode({name: array.shape for name, array in arrays.items()}, settings, part=True)
         if decoded.dropped:
             raise WeightsMismatchError(unexpected=decoded.dropped)
-        return {name: _view(arrays[one.theirs], one).copy() for name, one in decoded.placements.items()}
+        return {name: view(arrays[one.theirs], one).copy() for name, one in decoded.placements.items()}
 
     def from_canonical(self, arrays: Mapping[str, np.ndarray], **settings: object) -> Arrays:
         """Convert arrays under our torch names to arrays under outside ones; a part of a model is accepted."""
@@ -462,79 +410,7 @@ class Layout:
 
     def _missing(self, matches: Iterable[tuple[Row, Mapping[str, str]]], prefix: str, ending: str = "") -> list[str]:
         """Return the missing names of a whole model."""
-        if not self.whole:
-            return []
-        matches = list(matches)
-        seen = {(id(row), values.get("i", ""), values.get("j", "")) for row, values in matches}
-        numbers: dict[tuple[str, str], set[int]] = collections.defaultdict(set)
-        taken: dict[tuple[str, str, str], list[tuple[str, ...]]] = collections.defaultdict(list)
-        for row, values in matches:
-            i, j = values.get("i", ""), values.get("j", "")
-            blocks, experts = stems_of(row)
-            for key, number in (((blocks, ""), i), ((experts, i), j)):
-                if number:
-                    numbers[key].add(int(number))
-            taken[row.choice, blocks, i].append(row.alternatives)
-        for indices in numbers.values():
-            indices |= set(gaps(indices, max(indices)))
-        needed = {key: _needed(alternatives) for key, alternatives in taken.items()}
-        missing = []
-        first: dict[str, set[str]] = {}
-        some = {id(row) for row, values in matches if "i" in values}
-        for row in self.rows:
-            default = first.setdefault(row.choice, {*row.alternatives})
-            # Optional tensors are in all blocks, or in none.
-            if row.reason or row.sparse or (row.optional and id(row) not in some):
-                continue
-            row_placeholders = placeholders(row.theirs)
-            blocks, experts = stems_of(row)
-            every = sorted(numbers[blocks, ""])
-            for i in map(str, every[-1:] if row.last else every) if "i" in row_placeholders else [""]:
-                if row.choice and not needed.get((row.choice, blocks, i), default) & {*row.alternatives}:
-                    continue
-                for j in map(str, sorted(numbers[experts, i]) or [0]) if "j" in row_placeholders else [""]:
-                    if (id(row), i, j) not in seen:
-                        missing.append(fill(row.theirs, {"prefix": prefix, "i": i, "j": j}) + ending)
-        if self.marks and not any(mark in row.theirs for row, _ in matches for mark in self.marks):
-            missing.append(f"any {' or '.join(self.marks)}")
-        return missing
-
-    def _mixed(self, matches: Mapping[str, tuple[Row, Mapping[str, str]]]) -> tuple[str, ...]:
-        """Return tensors of two alternatives in one block, such as Falcon-H1's with two mixers; () if none are."""
-        taken: dict[tuple[str, str], tuple[str, set[str]]] = {}
-        for name, (row, values) in matches.items():
-            if row.choice and "i" in values:
-                key = row.choice, values["i"]
-                first, before = taken.get(key, (name, {*row.alternatives}))
-                if not before & {*row.alternatives}:
-                    return first, name
-                taken[key] = (name, before & {*row.alternatives})
-        return ()
+        return missing_names(self.rows, self.marks, matches, prefix, ending) if self.whole else []
 
     def _lacking(self, names: Iterable[str]) -> list[str]:
         return lacking(names) if self.ours else []
-
-
-def _needed(rows: Iterable[tuple[str, ...]]) -> set[str]:
-    """Return the alternatives of a choice that a block must have completely, from those of each row that it has.
-
-    Rows of one alternative decide. Without any, the alternatives that all rows share do.
-    """
-    rows = [*dict.fromkeys(rows)]
-    alone = {row[0] for row in rows if len(row) == 1}
-    shared = set(rows[0]).intersection(*rows)
-    needed = alone or shared or set(itertools.chain(*rows))
-    return needed.union(*(row for row in rows if not needed & {*row}))
-
-
-def _strided(array: np.ndarray, placement: Placement) -> np.ndarray:
-    flat = array.reshape(-1)[placement.offset :]
-    atoms = [atom for axis in placement.axes for atom in axis]
-    return np.lib.stride_tricks.as_strided(
-        flat, [size for size, _ in atoms], [stride * array.itemsize for _, stride in atoms]
-    )
-
-
-def _view(array: np.ndarray, placement: Placement) -> np.ndarray:
-    view = _strided(np.ascontiguousarray(array), placement).reshape(placement.shape)
-    return view if placement.change is None else placement.change.back(view)
