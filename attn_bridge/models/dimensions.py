@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from ..weights.rows import Shape
+from ..weights.placements import Shape
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ..printable import printable
-from ..weights.rows import LayoutError, Placement, SettingError, Shape
+from ..weights.placements import LayoutError, Placement, SettingError, Shape, joined
 from .dimensions import WORDS, Axes, Symbol, axes_of
 
 if TYPE_CHECKING:
@@ -216,12 +216,15 @@ def count_faults(layout: Layout, shapes: Mapping[str, Shape]) -> int:
     """Return how many tensors do not fit a layout by their shapes, as far as names and shapes determine this."""
     _, matches = layout.match(shapes)
     placements: dict[str, Placement] = {}
+    pieces: dict[str, dict[int, Placement]] = collections.defaultdict(dict)
     wrong = set()
     for name, (row, values) in matches.items():
         if row.reason:
             continue
         try:
-            placements |= row.decode(name, shapes[name], values, layout.defaults)
+            for part, placed in row.decode(name, shapes[name], values, layout.defaults).items():
+                pieces[part][row.piece] = placed
+                placements[part] = joined(pieces[part]) if row.lengths else placed
         except SettingError:
             continue
         except LayoutError:

@@ -13,7 +13,8 @@ from typing import Any
 
 from ..printable import printable, shell_word
 from ..weights import WeightsMismatchError
-from ..weights.rows import LayoutError, Placement, Row, SettingError, Shape
+from ..weights.placements import LayoutError, Placement, SettingError, Shape
+from ..weights.rows import Row
 from . import book_models, chapter3, fitting
 from .derived import known
 from .handwritten import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..weights.rows import Shape
+from ..weights.placements import Shape
 from . import book_models, layouts
 from .reading.model_config import ConfigFile
 from .reading.originals import check_keys, check_size, layers_of

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..weights.rows import LayoutError, Row
+from ..weights.placements import LayoutError
+from ..weights.rows import Row
 from ..weights.toml import read_tables
 from .layout import Layout
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from .index import Index
-from .rows import Placement, Row
+from .placements import Placement
+from .rows import Row
 from .templates import fill, placeholders
 
 if TYPE_CHECKING:

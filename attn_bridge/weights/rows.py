@@ -14,47 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from .changes import Change
+from .placements import LayoutError, Placement, SettingError, Shape
 from .templates import KINDS, fill, match, placeholders
-
-Shape = tuple[int, ...]
-Axes = tuple[tuple[int, int], ...]
-"""(size, stride in elements of the outside tensor), outermost first."""
 
 Check = Callable[[Shape, int, np.ndarray], bool]
 """Returns whether elements of a tensor of that shape, from an index on in C order, match the reason of its drop."""
 
 _AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _SIDE = re.compile(r"\s*(?:(?:[a-zA-Z]\w*|\((?:\s*[a-zA-Z]\w*)+\s*\)|\.\.\.)\s*)*")
-
-
-class LayoutError(ValueError):
-    """Names, shapes or settings that do not fit a layout, in one line."""
-
-
-class SettingError(LayoutError):
-    """A setting is missing that names and shapes don't determine."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Positions of the elements of one of our tensors in an outside tensor.
-
-    Attributes:
-        theirs: name of the outside tensor.
-        offset: index of the first element.
-        axes: per axis of ours, the outside axes that it consists of.
-        change: change from our numbers to theirs; None: they are the same.
-    """
-
-    theirs: str
-    offset: int
-    axes: tuple[Axes, ...]
-    change: Change | None = None
-
-    @property
-    def shape(self) -> Shape:
-        """Shape of our tensor."""
-        return tuple(math.prod(size for size, _ in axis) for axis in self.axes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +51,10 @@ class Row:
         check: function that checks a dropped tensor's numbers against `reason`; None without a check.
         copy_of: name of the tensor whose numbers a dropped one must repeat bit for bit; "" if it repeats none.
         change: change from our numbers to theirs; None: they are the same.
+        lengths: our names, of which each has as many rows as a part of ours: several outside tensors are then one of
+            ours, row behind row. A file may be cut elsewhere; written parts have these lengths.
+        piece: which of these parts it is.
+        even: setting that cuts equal parts instead, the last of which may be shorter.
         place: its position in a user's rules file, for messages, such as ``rules.toml, line 5``; "" for none.
     """
 
@@ -105,6 +76,9 @@ class Row:
     shares: tuple[int | str, ...] = ()
     change: Change | None = None
     sparse: bool = False
+    lengths: tuple[str, ...] = ()
+    piece: int = 0
+    even: str = ""
     place: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -147,6 +121,8 @@ class Row:
             raise LayoutError(f"{self.theirs}: {len(self.split)} sizes for {len(self.ours)} parts")
         if self.shares and (not self.along or self.split or len(self.shares) != len(self.ours)):
             raise LayoutError(f"{self.theirs}: shares are one of each part along an axis, and take the place of split")
+        if self.lengths and (len(self.ours) != 1 or self.stack or self.change or self.tied):
+            raise LayoutError(f"{self.theirs}: a piece is one of a single tensor of ours, with its numbers")
         for axis in self.sizes:
             if axis not in theirs:
                 raise LayoutError(f"{self.theirs}: size given for {axis!r}, which is no axis of the pattern")
@@ -287,6 +263,28 @@ class Row:
             )
         return shape, placed
 
+    def rows_of(
+        self, shapes: Mapping[str, Shape], values: Mapping[str, str], settings: Mapping[str, int]
+    ) -> tuple[int, int]:
+        """Return the first row of ours that a piece holds, and the row behind its last.
+
+        Raises:
+            LayoutError: a tensor whose rows the pieces have is absent, or the rows are not those of ours.
+        """
+        ours, number = fill(self.ours[0], values), self.piece
+        rows = shapes[ours][0]
+        if settings.get(self.even):
+            length = -(-rows // len(self.lengths))
+            return min(number * length, rows), min((number + 1) * length, rows)
+        names = [fill(one, values) for one in self.lengths]
+        absent = [name for name in names if name not in shapes]
+        if absent:
+            raise LayoutError(f"{self.theirs}: {ours} is cut as {absent[0]} says, which is not there")
+        lengths = [shapes[name][0] for name in names]
+        if sum(lengths) != rows:
+            raise LayoutError(f"{self.theirs}: {ours} has {rows} rows, {' + '.join(names)} {sum(lengths)}")
+        return sum(lengths[:number]), sum(lengths[: number + 1])
+
     def settings_of(self, shape: Shape, settings: Mapping[str, int]) -> dict[str, int]:
         """Return the settings that the shape of an outside tensor determines."""
         named = self._settings()
@@ -409,31 +407,3 @@ def _place(
     offset = sum(strides[axis] * at for at_of in (index, start) for axis, at in at_of.items())
     axes = tuple(tuple((mine[axis], strides[axis]) for axis in group) for group in left)
     return Placement(theirs, offset, axes, change)
-
-
-def refined(left: Sequence[Axes], right: Sequence[Axes]) -> list[tuple[int, int, int]]:
-    """Return (size, stride in one, stride in the other) of the common refinement of two placements' axes.
-
-    Raises:
-        LayoutError: they split an axis at incompatible positions, so that they don't have the same heads.
-    """
-    refinement: list[tuple[int, int, int]] = []
-    for first, second in zip(left, right, strict=True):
-        mine, its = [*first], [*second]
-        pieces: list[tuple[int, int, int]] = []
-        while mine and its:
-            (size, stride), (other, other_stride) = mine.pop(), its.pop()
-            # Innermost first: the smaller piece ends both, and what the larger one has left is cut by the next.
-            step = min(size, other)
-            if max(size, other) % step if step else size != other:
-                raise LayoutError(f"an axis is cut into pieces of {size} on one side and of {other} on the other")
-            pieces.append((step, stride, other_stride))
-            if step and size > step:
-                mine.append((size // step, stride * step))
-            if step and other > step:
-                its.append((other // step, other_stride * step))
-        # Only axes of size 1 can be left over on one side; a stride of 0 does not move.
-        pieces += [(size, stride, 0) for size, stride in reversed(mine)]
-        pieces += [(size, 0, stride) for size, stride in reversed(its)]
-        refinement += reversed(pieces)
-    return [piece for piece in refinement if piece[0] != 1]

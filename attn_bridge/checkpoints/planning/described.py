@@ -12,7 +12,7 @@ from ...models.layout import HEAD, Layout
 from ...models.layouts import LayoutError
 from ...printable import printable
 from ...weights import WeightsMismatchError
-from ...weights.rows import Placement, Shape
+from ...weights.placements import Placement, Shape
 from .. import configs
 from ..containers.base import CheckpointError
 

@@ -10,7 +10,7 @@ from ...models.layout import HEAD, Layout
 from ...models.ours import OWN
 from ...models.unknown_names.advice import dropped_for
 from ...printable import printable, shell_word
-from ...weights.rows import Placement, Shape
+from ...weights.placements import Placement, Shape
 from .. import configs
 from ..containers.base import CheckpointError
 from ..manifest import Manifest

@@ -12,7 +12,7 @@ from ...models.unknown_names import trees
 from ...printable import printable
 from ...weights import WeightsMismatchError
 from ...weights.changes import NO_STEPS, Steps
-from ...weights.rows import Placement, refined
+from ...weights.placements import Placement, common, refined
 from .. import configs
 from ..containers.base import CheckpointError, Reader, TensorInfo
 from ..copying import Move, dense, move_of
@@ -151,8 +151,11 @@ def make(
         moves = []
         for part, target_part in parts.items():
             source_part = decoded.placements[part]
-            axes = refined(source_part.axes, target_part.axes)
-            move = move_of(source_part.theirs, source_part.offset, target_part.offset, axes)
+            *further, move = (
+                move_of(one.theirs, one.offset, other.offset, refined(one.axes, other.axes))
+                for one, other in common(source_part, target_part)
+            )
+            moves += further
             kinds[part] = plans.kind_of_numbers(theirs.name, target_part.change)
             if source_part.change != target_part.change:
                 own, kind = (

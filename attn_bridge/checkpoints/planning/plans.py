@@ -25,7 +25,8 @@ from ...printable import printable
 from ...weights import Region
 from ...weights.changes import Change
 from ...weights.changes import is_float as is_float_dtype
-from ...weights.rows import Check, Placement, refined
+from ...weights.placements import Placement, refined
+from ...weights.rows import Check
 from ..containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..copying import Axis, Move, dense, move_of, pieces
 from ..manifest import Manifest, new_digest

@@ -22,7 +22,7 @@ from ...specs.bert_encoder import BertEncoderConfig
 from ...specs.decoder_model import DecoderConfig
 from ...specs.encoder_decoder_model import EncoderDecoderConfig
 from ...specs.model import ModelConfig, Shape
-from ...weights.rows import LayoutError, SettingError
+from ...weights.placements import LayoutError, SettingError
 from .. import configs
 from ..containers.base import TensorInfo
 from ..manifest import Manifest

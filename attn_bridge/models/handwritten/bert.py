@@ -8,7 +8,8 @@ from typing import Any
 
 from ...printable import printable
 from ...specs.bert_encoder import BertEncoderConfig
-from ...weights.rows import Row, Shape
+from ...weights.placements import Shape
+from ...weights.rows import Row
 from ..layout import Layout
 from ..rows.common import is_counted, is_zero, layer_norm, with_bias
 

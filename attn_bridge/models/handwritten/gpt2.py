@@ -11,7 +11,8 @@ from ...specs.feed_forward import FeedForwardConfig
 from ...specs.gpt_model import GPTModelConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.layer_norm import LayerNormConfig
-from ...weights.rows import Row, Shape
+from ...weights.placements import Shape
+from ...weights.rows import Row
 from ..family import AttentionLayer, Family
 from ..layout import Layout
 from ..reading.decoders import NAMES, activation_of, attention_of, feed_forward_of

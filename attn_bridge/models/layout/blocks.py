@@ -67,6 +67,36 @@ def missing_names(
     return missing
 
 
+def are_alternatives(rows: Iterable[Row]) -> bool:
+    """Return whether no block has two of the rows: they belong to different alternatives of one choice."""
+    rows = list(rows)
+    alternatives = [one for row in rows for one in row.alternatives]
+    return len({row.choice for row in rows}) == 1 and len({*alternatives}) == len(alternatives)
+
+
+def by_block(several: Mapping[str, list[tuple[Row, dict[str, str]]]], matches: Matches) -> Matches:
+    """Return, of names with alternative rows, those whose block has tensors of one of them, with that row.
+
+    Args:
+        several: name -> its rows and placeholders.
+        matches: names with a single row.
+    """
+    possible: dict[tuple[str, str], set[str]] = {}
+    for row, values in matches.values():
+        if row.choice and "i" in values:
+            key = row.choice, values["i"]
+            possible[key] = possible.get(key, {*row.alternatives}) & {*row.alternatives} or {*row.alternatives}
+    fitting = {
+        name: [
+            (row, values)
+            for row, values in hits
+            if possible.get((row.choice, values.get("i", "")), set()) & {*row.alternatives}
+        ]
+        for name, hits in several.items()
+    }
+    return {name: hits[0] for name, hits in fitting.items() if len(hits) == 1}
+
+
 def mixed(matches: Matches) -> tuple[str, ...]:
     """Return tensors of two alternatives in one block, such as Falcon-H1's with two mixers; () if none are."""
     taken: dict[tuple[str, str], tuple[str, set[str]]] = {}

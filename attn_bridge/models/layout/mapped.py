@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...weights.joint import strided
-from ...weights.rows import Check, Placement, Shape
+from ...weights.placements import Placement, Shape, joined
+from ...weights.rows import Check
 
 Arrays = dict[str, np.ndarray]
 
@@ -49,8 +50,11 @@ class Encoded:
 
     def read(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
         """Return our tensors, extracted from outside ones of these names and shapes."""
-        placements = ((theirs, name, place) for theirs, parts in self.parts.items() for name, place in parts.items())
-        return {name: view(arrays[theirs], place).copy() for theirs, name, place in placements}
+        placements: dict[str, dict[int, Placement]] = {}
+        for parts in self.parts.values():
+            for name, placement in parts.items():
+                placements.setdefault(name, {})[placement.start] = placement
+        return {name: gathered(arrays, joined(pieces)) for name, pieces in placements.items()}
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
         """Return the outside tensors, made of ours."""
@@ -60,9 +64,17 @@ class Encoded:
             for name, placement in parts.items():
                 atoms = [size for axis in placement.axes for size, _ in axis]
                 numbers = arrays[name] if placement.change is None else placement.change.there(arrays[name])
+                if placement.axes:
+                    numbers = numbers[placement.start : placement.start + placement.rows]
                 strided(result, placement)[...] = numbers.reshape(atoms)
             tensors[theirs] = result
         return tensors
+
+
+def gathered(arrays: Mapping[str, np.ndarray], placement: Placement) -> np.ndarray:
+    """Return a copy of one of our tensors, from the outside ones that it is placed in."""
+    views = [view(arrays[piece.theirs], piece) for piece in placement.pieces]
+    return np.concatenate(views) if len(views) > 1 else views[0].copy()
 
 
 def view(array: np.ndarray, placement: Placement) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -13,15 +14,16 @@ import numpy as np
 from ...printable import printable
 from ...weights import WeightsMismatchError
 from ...weights.index import Index, kinds_of
-from ...weights.rows import LayoutError, Placement, Row, Shape
+from ...weights.placements import LayoutError, Placement, Shape, joined
+from ...weights.rows import Row
 from ...weights.templates import expanded, fill, placeholders
 from .. import fitting
 from ..ours import gaps, lacking
 from ..parts import OmittedPart, apart
-from .blocks import missing_names, mixed
-from .mapped import Arrays, DecodedTensors, Encoded, view
+from .blocks import are_alternatives, by_block, missing_names, mixed
+from .mapped import Arrays, DecodedTensors, Encoded, gathered
 
-FLAGS = ("tie", "fused", "value", "flat", "transposed", "scan", "interleaved")
+FLAGS = ("tie", "fused", "value", "flat", "transposed", "scan", "interleaved", "joined", "resaved")
 """Settings that are 0 or 1; every other one is a size."""
 
 VALUE = ".value"
@@ -146,8 +148,10 @@ class Layout:
     def match(self, names: Iterable[str]) -> tuple[str, dict[str, tuple[Row, dict[str, str]]]]:
         """Return the prefix that covers most names, and name -> row and placeholders of those it covers.
 
+        A name of alternative rows falls under that of its block's other tensors; without any, under none.
+
         Raises:
-            LayoutError: two rows cover a name.
+            LayoutError: two rows cover a name that are not alternatives of a block.
         """
         names = list(names)
         ending = self._ending(names)
@@ -159,7 +163,8 @@ class Layout:
             is_usual = prefix == self.prefixes[0]
             if len(best[1]) == len(names) or (not is_usual and not any(name.startswith(prefix) for name in names)):
                 continue  # the rows without a prefix are those of the usual one, too
-            matches = {}
+            matches: dict[str, tuple[Row, dict[str, str]]] = {}
+            several: dict[str, list[tuple[Row, dict[str, str]]]] = {}
             rows = {kind: some for kind, bare in samples.items() if (some := _rows(self._theirs[prefix], bare))}
             for name, bare, kind in zip(names, bares, kinds, strict=True) if rows else ():
                 hits = [
@@ -167,10 +172,15 @@ class Layout:
                     for row in rows.get(kind, ())
                     if (values := row.match_theirs(bare, (prefix,))) is not None
                 ]
-                if len(hits) > 1:
+                if len(hits) > 1 and not are_alternatives(row for row, _ in hits):
                     raise LayoutError(f"{name}: more than one row of {self.name} covers it")
-                if hits:
+                if len(hits) > 1:
+                    several[name] = hits
+                elif hits:
                     matches[name] = hits[0]
+            if several:
+                chosen = {**matches, **by_block(several, matches)}
+                matches = {name: chosen[name] for name in names if name in chosen}
             if len(matches) > len(best[1]):
                 best = prefix, matches
         return best
@@ -263,17 +273,26 @@ class Layout:
         dropped: dict[str, str] = {}
         tied: dict[str, Placement] = {}
         row_settings: dict[str, int] = {}
+        pieces: dict[str, dict[int, tuple[Row, dict[str, str], Placement]]] = collections.defaultdict(dict)
         for name, (row, values) in matches.items():
             if row.reason:
                 dropped[name] = row.reason
                 continue
             placed = row.decode(name, shapes[name], values, all_settings)
+            if row.lengths:
+                for ours, piece in placed.items():
+                    pieces[ours][row.piece] = row, values, piece
+                continue
             for ours in placed:
                 if ours in placements:
                     raise LayoutError(f"{placements[ours].theirs} and {name} both hold {ours}")
             placements |= placed
             row_settings |= row.settings_of(shapes[name], all_settings)
             tied |= {fill(one, values): placed[fill(row.ours[0], values)] for one in row.tied}
+        for ours, some in pieces.items():
+            if ours in placements:
+                raise LayoutError(f"{placements[ours].theirs} and {some[min(some)][2].theirs} both hold {ours}")
+            placements[ours] = joined({number: piece for number, (_, _, piece) in some.items()})
         restore: dict[str, Any] = {**row_settings, **({"prefix": prefix} if len(self.prefixes) > 1 else {})}
         if ending:
             restore["value"] = 1
@@ -285,6 +304,12 @@ class Layout:
         }
         placements |= {name: placed for name, placed in tied.items() if name not in placements}
         missing = [] if part else self._missing(matches.values(), prefix, ending) + self._lacking(placements)
+        missing += [
+            name
+            for some in pieces.values()
+            for name in self._further_pieces(*some[min(some)][:2], prefix, ending)
+            if name not in matches and name not in missing
+        ]
         if unexpected or missing:
             raise WeightsMismatchError(missing, unexpected)
         if both := mixed(matches):
@@ -329,18 +354,18 @@ class Layout:
                 continue
             if len(plain) > 1:
                 plain = self._one_branch(plain, shapes, {**all_settings, prefix: 1})
-            if len(plain) > 1:
+            if len(plain) > 1 and len({row.piece for row, _, _ in plain if row.lengths}) < len(plain):
                 raise LayoutError(f"{name}: more than one row of {self.name} covers it")
             if not plain:
                 unexpected.append(name)
                 continue
-            row, number, values = plain[0]
-            position = int(values[row.counter]) if row.stack else 0
-            theirs = fill(row.theirs, {**values, "prefix": prefix}) + ending
-            if (number, position) in grouped[theirs] or rows.get(theirs, (row,))[0] is not row:
-                raise LayoutError(f"{next(iter(grouped[theirs].values()))} and {name} would both be {theirs}")
-            grouped[theirs][number, position] = name
-            rows[theirs] = row, {key: value for key, value in values.items() if key != row.counter}
+            for row, number, values in plain:
+                position = int(values[row.counter]) if row.stack else 0
+                theirs = fill(row.theirs, {**values, "prefix": prefix}) + ending
+                if (number, position) in grouped[theirs] or rows.get(theirs, (row,))[0] is not row:
+                    raise LayoutError(f"{next(iter(grouped[theirs].values()))} and {name} would both be {theirs}")
+                grouped[theirs][number, position] = name
+                rows[theirs] = row, {key: value for key, value in values.items() if key != row.counter}
         missing = [] if part else self._missing(rows.values(), prefix, ending)
         for theirs, names in grouped.items():
             row, values = rows[theirs]
@@ -355,8 +380,16 @@ class Layout:
         result: dict[str, Shape] = {}
         parts = {}
         for theirs, names in grouped.items():
+            row, values = rows[theirs]
             of_parts = {key: tuple(shapes[name]) for key, name in names.items()}
-            result[theirs], parts[theirs] = rows[theirs][0].encode(theirs, of_parts, names, all_settings)
+            if row.lengths:
+                start, stop = row.rows_of(shapes, values, all_settings)
+                of_parts = {key: (stop - start, *shape[1:]) for key, shape in of_parts.items()}
+            result[theirs], parts[theirs] = row.encode(theirs, of_parts, names, all_settings)
+            if row.lengths:
+                parts[theirs] = {
+                    name: dataclasses.replace(placed, start=start) for name, placed in parts[theirs].items()
+                }
         return Encoded(result, parts, ties)
 
     def to_canonical(self, arrays: Mapping[str, np.ndarray], **settings: object) -> Arrays:
@@ -367,7 +400,7 @@ class Layout:
         decoded = self.decode({name: array.shape for name, array in arrays.items()}, settings, part=True)
         if decoded.dropped:
             raise WeightsMismatchError(unexpected=decoded.dropped)
-        return {name: view(arrays[one.theirs], one).copy() for name, one in decoded.placements.items()}
+        return {name: gathered(arrays, one) for name, one in decoded.placements.items()}
 
     def from_canonical(self, arrays: Mapping[str, np.ndarray], **settings: object) -> Arrays:
         """Convert arrays under our torch names to arrays under outside ones; a part of a model is accepted."""
@@ -378,9 +411,14 @@ class Layout:
     ) -> list[tuple[Row, int, dict[str, str]]]:
         """Return, of rows in alternative branches, the requested one, or the largest that is complete.
 
-        Ties go to the first row; parts that are counted must have equal shapes.
+        Ties go to the first row; parts that are counted must have equal shapes. The pieces of one tensor are in one
+        branch.
         """
-        if len({row.branch for row, _, _ in hits}) < len(hits) or len({row.choice for row, _, _ in hits}) > 1:
+        branches: dict[str, list[tuple[Row, int, dict[str, str]]]] = collections.defaultdict(list)
+        for hit in hits:
+            branches[hit[0].branch].append(hit)
+        is_twice = any(len(some) > 1 and not all(row.lengths for row, _, _ in some) for some in branches.values())
+        if is_twice or len({row.choice for row, _, _ in hits}) > 1:
             return hits
         asked = [hit for hit in hits if any(settings.get(one) for one in hit[0].alternatives)]
         if asked:
@@ -397,7 +435,13 @@ class Layout:
                 if one.part
             )
             sizes.append(sum(map(len, wanted)) if is_there else 0)
-        return [hits[sizes.index(max(sizes))]]
+        return branches[hits[sizes.index(max(sizes))][0].branch]
+
+    def _further_pieces(self, row: Row, values: Mapping[str, str], prefix: str, ending: str) -> Iterable[str]:
+        """Yield the names of all pieces of a tensor, of one of which this is the row."""
+        for one in self.rows:
+            if one.lengths == row.lengths and one.ours == row.ours and one.branch == row.branch:
+                yield fill(one.theirs, {**values, "prefix": prefix}) + ending
 
     def is_decorated(self, names: Iterable[str]) -> bool:
         """Return whether all names end with NNX's ``.value``, which a module's own names lack."""

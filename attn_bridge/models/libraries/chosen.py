@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from ...weights.rows import LayoutError, Row, Shape
+from ...weights.placements import LayoutError, Shape
+from ...weights.rows import Row
 from ..layout import FLAGS, DecodedTensors, Encoded, Layout, Settings
 
 Form = dict[str, Any]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping
 
-from ...weights.rows import Row, Shape
+from ...weights.placements import Shape
+from ...weights.rows import Row
 from ..layout import Settings
 from ..parts import towers
 from .chosen import ChosenLayout, Form

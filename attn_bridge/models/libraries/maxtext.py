@@ -23,7 +23,8 @@ from typing import Any
 import ml_dtypes
 
 from ...weights.changes import Change
-from ...weights.rows import LayoutError, Row, SettingError, Shape
+from ...weights.placements import LayoutError, SettingError, Shape
+from ...weights.rows import Row
 from ..layout import Settings
 from ..parts import towers
 from ..rows.common import TIE

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...weights.rows import Row, Shape
+from ...weights.placements import Shape
+from ...weights.rows import Row
 from ..handwritten import gemma, llama, mixtral, olmo, phi3, qwen3_moe
 from ..layout import Settings
 from ..rows.attention import SPLIT, Table

@@ -194,6 +194,7 @@ def below(
             row,
             theirs=theirs + row.theirs,
             ours=tuple(ours + name for name in row.ours),
+            lengths=tuple(ours + name for name in row.lengths),
             optional=row.optional and not row.theirs.startswith(required),
             branch=branch,
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...weights.rows import Row, Shape
+from ...weights.placements import Shape
+from ...weights.rows import Row
 
 Values = np.ndarray
 

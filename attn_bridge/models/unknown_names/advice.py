@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ...printable import printable, shell_word
-from ...weights.rows import LayoutError, Shape
+from ...weights.placements import LayoutError, Shape
 from .. import fitting
 from ..layout import Layout
 from .beginnings import GENERATORS, counted, is_average, is_moment, patterns_of, suspects

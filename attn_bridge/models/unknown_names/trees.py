@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 from ...printable import printable, shell_word
-from ...weights.rows import LayoutError
+from ...weights.placements import LayoutError
 from ..layout import Layout
 from .advice import DEEPEST
 from .beginnings import MODULE, WRAPPERS, common, counted, is_average, is_moment, patterns_of, suspects

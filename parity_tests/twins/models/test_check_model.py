@@ -22,7 +22,7 @@ from attn_bridge.models import families
 from attn_bridge.parity import check_model
 from attn_bridge.specs import LongRoPEScaling, NTKScaling, Rotary
 from attn_bridge.weights import WeightsMismatchError
-from attn_bridge.weights.rows import LayoutError
+from attn_bridge.weights.placements import LayoutError
 from attn_parity.check.model import decoding, makers, walk
 from attn_parity.check.model.report import ModelReport
 from attn_parity.frameworks.jax import decoded as flax_decoded

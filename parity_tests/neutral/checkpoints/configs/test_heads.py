@@ -13,7 +13,7 @@ from attn_bridge.checkpoints import configs
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.cli.app import run
 from attn_bridge.models import families, layouts
-from attn_bridge.weights.rows import LayoutError
+from attn_bridge.weights.placements import LayoutError
 
 from ..checkpoint_files import bits, tree
 from ..checkpoints import SIZES, WIDTH, drawn, gpt, llama

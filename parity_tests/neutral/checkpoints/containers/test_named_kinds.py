@@ -13,7 +13,7 @@ import safetensors.numpy
 from attn_bridge import WeightsMismatchError, checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.models import layouts
-from attn_bridge.weights.rows import LayoutError
+from attn_bridge.weights.placements import LayoutError
 from parity_tests.fuzz.samples import write
 
 from ..checkpoint_files import made

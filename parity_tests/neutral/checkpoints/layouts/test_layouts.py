@@ -17,7 +17,7 @@ from attn_bridge.models import layouts
 from attn_bridge.models.derived import known
 from attn_bridge.models.layouts import LayoutError, Row, SettingError
 from attn_bridge.models.ours import lacking
-from attn_bridge.weights.rows import refined
+from attn_bridge.weights.placements import refined
 from parity_tests.support.calls import cover
 
 from ..checkpoints import SIZES, attention, bert, gpt, llama, whole

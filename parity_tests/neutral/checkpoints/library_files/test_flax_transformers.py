@@ -12,7 +12,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import make_writer
 from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
 from attn_bridge.models import layouts
-from attn_bridge.weights.rows import LayoutError
+from attn_bridge.weights.placements import LayoutError
 
 from ..checkpoints import SIZES, bert, gpt, whole
 

@@ -12,7 +12,7 @@ from attn_bridge import WeightsMismatchError, checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.generation import Options
 from attn_bridge.models import layouts
-from attn_bridge.weights.rows import LayoutError
+from attn_bridge.weights.placements import LayoutError
 from attn_parity.check.real_weights import subjects_from_file
 
 from ..checkpoint_files import made

@@ -1,0 +1,129 @@
+"""Where the elements of our tensors are in outside ones: an offset and strides into one tensor, or into several."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from .changes import Change
+
+Shape = tuple[int, ...]
+Axes = tuple[tuple[int, int], ...]
+"""(size, stride in elements of the outside tensor), outermost first."""
+
+
+class LayoutError(ValueError):
+    """Names, shapes or settings that do not fit a layout, in one line."""
+
+
+class SettingError(LayoutError):
+    """A setting is missing that names and shapes don't determine."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Positions of the elements of one of our tensors in an outside tensor.
+
+    Attributes:
+        theirs: name of the outside tensor.
+        offset: index of the first element.
+        axes: per axis of ours, the outside axes that it consists of.
+        change: change from our numbers to theirs; None: they are the same.
+        start: the first row of ours that it places; `axes` are those of the rows from there on.
+        rest: placements of the rows behind these, in further outside tensors.
+    """
+
+    theirs: str
+    offset: int
+    axes: tuple[Axes, ...]
+    change: Change | None = None
+    start: int = 0
+    rest: tuple[Placement, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of our tensor, of the rows that it places."""
+        shape = tuple(math.prod(size for size, _ in axis) for axis in self.axes)
+        return (sum(one.rows for one in self.pieces), *shape[1:]) if self.rest else shape
+
+    @property
+    def rows(self) -> int:
+        """Rows of ours in its outside tensor; 1 for a tensor without axes."""
+        return math.prod(size for size, _ in self.axes[0]) if self.axes else 1
+
+    @property
+    def pieces(self) -> tuple[Placement, ...]:
+        """The placement in each outside tensor, in order of our rows."""
+        return (dataclasses.replace(self, rest=()), *self.rest) if self.rest else (self,)
+
+    def narrowed(self, start: int, stop: int) -> Placement:
+        """Return the placement of our rows from `start` to `stop`, all of them in its outside tensor.
+
+        Raises:
+            LayoutError: the rows are cut where an outside axis is not.
+        """
+        if (start, stop) == (self.start, self.start + self.rows):
+            return self
+        (size, stride), *inner = self.axes[0]
+        step = math.prod(size for size, _ in inner)
+        if (start - self.start) % step or (stop - start) % step:
+            raise LayoutError(f"{self.theirs}: {size * step} rows are not cut at {start} and {stop}")
+        rows = (((stop - start) // step, stride), *inner)
+        offset = self.offset + (start - self.start) // step * stride
+        return dataclasses.replace(self, offset=offset, axes=(rows, *self.axes[1:]), start=start)
+
+
+def joined(pieces: Mapping[int, Placement]) -> Placement:
+    """Return the placement of a tensor of ours from those of its pieces, by number.
+
+    Raises:
+        LayoutError: they differ in more than their rows.
+    """
+    ordered, start = [], 0
+    for _, piece in sorted(pieces.items()):
+        ordered.append(dataclasses.replace(piece, start=start))
+        start += piece.rows
+    first, *rest = ordered
+    for piece in rest:
+        if piece.shape[1:] != first.shape[1:]:
+            both = f"{first.theirs} {first.shape} and {piece.theirs} {piece.shape}"
+            raise LayoutError(f"{both} are no parts of one tensor")
+    return dataclasses.replace(first, rest=tuple(rest))
+
+
+def common(source: Placement, target: Placement) -> Iterator[tuple[Placement, Placement]]:
+    """Yield the placements of the same rows of ours on two sides, each in one tensor."""
+    for one in source.pieces:
+        for other in target.pieces:
+            start, stop = max(one.start, other.start), min(one.start + one.rows, other.start + other.rows)
+            if start < stop or one.rows == other.rows == 0:
+                yield one.narrowed(start, stop), other.narrowed(start, stop)
+
+
+def refined(left: Sequence[Axes], right: Sequence[Axes]) -> list[tuple[int, int, int]]:
+    """Return (size, stride in one, stride in the other) of the common refinement of two placements' axes.
+
+    Raises:
+        LayoutError: they split an axis at incompatible positions, so that they don't have the same heads.
+    """
+    refinement: list[tuple[int, int, int]] = []
+    for first, second in zip(left, right, strict=True):
+        mine, its = [*first], [*second]
+        pieces: list[tuple[int, int, int]] = []
+        while mine and its:
+            (size, stride), (other, other_stride) = mine.pop(), its.pop()
+            # Innermost first: the smaller piece ends both, and what the larger one has left is cut by the next.
+            step = min(size, other)
+            if max(size, other) % step if step else size != other:
+                raise LayoutError(f"an axis is cut into pieces of {size} on one side and of {other} on the other")
+            pieces.append((step, stride, other_stride))
+            if step and size > step:
+                mine.append((size // step, stride * step))
+            if step and other > step:
+                its.append((other // step, other_stride * step))
+        # Only axes of size 1 can be left over on one side; a stride of 0 does not move.
+        pieces += [(size, stride, 0) for size, stride in reversed(mine)]
+        pieces += [(size, 0, stride) for size, stride in reversed(its)]
+        refinement += reversed(pieces)
+    return [piece for piece in refinement if piece[0] != 1]
