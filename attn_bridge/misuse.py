@@ -14,6 +14,11 @@ from .validation import Shape
 MAX_HEADS = 128
 """The most heads of any published attention (DeepSeek V3): a larger number is probably that of tokens."""
 
+USUAL_HEADS = frozenset(
+    {*range(1, 17), *range(20, 65, 4), *range(72, MAX_HEADS + 1, 8), 18, 22, 25, 26, 30, 71}  # 25: GPT-2 XL, 71: Falcon
+)
+"""Numbers of heads that models have."""
+
 LOOKS = 1000
 """Masks that are looked at in a process. A mistake is in the first of them, and a look makes a GPU wait."""
 
@@ -34,9 +39,9 @@ def check_alone(misplaced: tuple[object, ...]) -> None:
 
 
 def warn_of_axes(query: Shape, key: Shape) -> None:
-    """Warn of a ``(B, H, T, D)`` query: it has fewer tokens than heads, and more heads than any model."""
+    """Warn of a ``(B, H, T, D)`` query: it has fewer tokens than heads, and a number of heads that no model has."""
     tokens, heads = query[1], query[2]
-    if not isinstance(heads, int) or heads <= MAX_HEADS:  # first, as this ends nearly every call
+    if not isinstance(heads, int) or heads in USUAL_HEADS:  # first, as this ends nearly every call
         return
     if not all(isinstance(size, int) for size in (*query, *key)):  # of an export for any size
         return

@@ -68,16 +68,23 @@ def test_heads_before_tokens_are_named_where_an_operand_fits_them(backend, opera
     )
 
 
-def test_more_heads_than_any_model_has_are_warned_of(backend):
-    array = backend.as_argument(draw(1, 4, 160, 2))
+@pytest.mark.parametrize("heads", [17, 33, 50, 100, 127, 160])
+def test_more_heads_than_tokens_in_a_number_that_no_model_has_are_warned_of(backend, heads):
+    array = backend.as_argument(draw(1, 4, heads, 2))
     call = backend.package.functional.dot_product_attention
     assert warning_of(call, array, array, array, mask=causal()) == [
-        "query (1, 4, 160, 2) is read as (B, T, H, D), 4 tokens of 160 heads; swap axes 1 and 2 if it is (B, H, T, D)"
+        f"query (1, 4, {heads}, 2) is read as (B, T, H, D), 4 tokens of {heads} heads; swap axes 1 and 2 if it is "
+        "(B, H, T, D)"
     ]
 
 
 USUAL = {
     "128 heads": ((1, 4, 128, 2), 4),
+    "15 heads": ((1, 4, 15, 2), 4),
+    "25 heads": ((1, 4, 25, 2), 4),
+    "64 heads": ((1, 12, 64, 2), 12),
+    "71 heads": ((1, 4, 71, 2), 4),
+    "more tokens than 50 heads": ((1, 60, 50, 2), 60),
     "1 token": ((1, 1, 160, 2), 1),
     "more tokens than heads": ((1, 170, 160, 2), 170),
     "as many queries as heads": ((1, 160, 160, 2), 4),
