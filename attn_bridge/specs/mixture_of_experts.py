@@ -58,8 +58,8 @@ class Router(Config):
         bias: whether the logits have a bias.
         correction: whether a learned bias joins the scores where experts are chosen, and not in their weights (DeepSeek
             V3, arXiv 2408.15664).
-        corrects: the numbers that experts are chosen by, which that bias joins: the ``scores``, or the ``logits`` behind
-            them (Kolibri; Llama 4, without a bias), which differ where scores are rounded to equal ones.
+        corrects: the numbers that experts are chosen by, which that bias joins: the ``scores``, or the ``logits``
+            behind them (Kolibri; Llama 4, without a bias), which differ where scores are rounded to equal ones.
         groups: the groups of experts that a token may choose from; None is all experts.
         sum_eps: constant added to that sum (LFM2).
         tolerance: with ``sparse_mixer``, half the relative distance from the largest logit within which logits count.
