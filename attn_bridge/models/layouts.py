@@ -20,6 +20,7 @@ from .derived import known
 from .handwritten import (
     bert,
     bloom,
+    cohere2_moe,
     deepseek,
     diffllama,
     encoder_decoder,
@@ -83,6 +84,7 @@ _PACKAGED: dict[str, Layout] = {
         gpt_oss.LAYOUT,
         *olmo.LAYOUTS,
         deepseek.LAYOUT,
+        cohere2_moe.LAYOUT,
         qwen3_moe.LAYOUT,
         *qwen3_next.LAYOUTS,
         *mamba2.LAYOUTS,

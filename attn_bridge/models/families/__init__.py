@@ -22,6 +22,7 @@ from ..derived import known
 from ..family import AttentionLayer, Family
 from ..handwritten import (
     bloom,
+    cohere2_moe,
     deepseek,
     diffllama,
     encoder_decoder,
@@ -95,6 +96,7 @@ HAND_WRITTEN: tuple[Any, ...] = (
     minimax,
     kimi_linear,
     deepseek,
+    cohere2_moe,
     diffllama,
     encoder_decoder,
     t5,

@@ -173,6 +173,5 @@ LAYOUT = decoder(
         *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
         FINAL_NORM,
     ],
-    marks=("feed_forward.router.",),
     model_types=("llama4", "llama4_text"),
 )

@@ -73,6 +73,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
     },
     "llama4_text": {"no_rope_layer_interval": 2, "attention_chunk_size": 4, "intermediate_size_mlp": 18},
+    "cohere2_moe": {"first_k_dense_replace": 1, "num_shared_experts": 1, "sliding_window_pattern": 2},
     "gemma3n_text": {
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2,

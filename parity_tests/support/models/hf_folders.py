@@ -94,6 +94,16 @@ LLAMA4 = {
     "num_experts_per_tok": 2,
     "interleave_moe_layer_step": 2,
 }
+COHERE2_MOE = {
+    **SLIDING,
+    "prefix_dense_intermediate_size": 12,
+    "mlp_layer_types": ["dense", "sparse"],
+    "layer_types": ["full_attention", "sliding_attention"],
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+    "tie_word_embeddings": False,
+}
 JAMBA = {
     **GROUPED,
     "num_experts": 3,
@@ -144,6 +154,7 @@ FAMILIES = {
                    {**GEMMA4, "num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 3,
                     "top_k_experts": 2, "moe_intermediate_size": 4}),
     "llama4": ("hf-llama4", T.Llama4ForCausalLM, T.Llama4TextConfig, LLAMA4),
+    "cohere2-moe": ("hf-cohere2-moe", T.Cohere2MoeForCausalLM, T.Cohere2MoeConfig, COHERE2_MOE),
     "gpt-oss": ("hf-gpt-oss", T.GptOssForCausalLM, T.GptOssConfig,
                 {**SLIDING, "num_local_experts": 3, "num_experts_per_tok": 2}),
     "olmo": ("hf-olmo", T.OlmoForCausalLM, T.OlmoConfig, GROUPED),

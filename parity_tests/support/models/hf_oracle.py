@@ -113,6 +113,18 @@ CASES = {
         },
         layers=(0, 1),
     ),
+    "cohere2-moe": Case(
+        "cohere2_moe",
+        {
+            **SIZES,
+            **EXPERTS,
+            **SLIDING,
+            "num_experts": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "attention_bias": True,
+        },
+        layers=(0, 1),
+    ),
     "mixtral": Case("mixtral", {**SIZES, **EXPERTS, "num_local_experts": 2, "sliding_window": 4}),
     "qwen3-moe": Case("qwen3_moe", {**SIZES, **EXPERTS, "num_experts": 2, "moe_intermediate_size": 4, "head_dim": 8}),
     "gemma2": Case(

@@ -12,7 +12,7 @@ import transformers
 
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from .hf_folders import GATED, GEMMA3N, GEMMA4, GROUPED, LATENT, LLAMA4, MAMBA, SLIDING, SPARSE, saved
+from .hf_folders import COHERE2_MOE, GATED, GEMMA3N, GEMMA4, GROUPED, LATENT, LLAMA4, MAMBA, SLIDING, SPARSE, saved
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 25, (2, 5))
@@ -155,6 +155,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                    "mlp_only_layers": [1]}),
     "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", GATED),
     "gemma3n_text": ("Gemma3nForCausalLM", "Gemma3nTextConfig", GEMMA3N),
+    "cohere2_moe": ("Cohere2MoeForCausalLM", "Cohere2MoeConfig", COHERE2_MOE),
     "llama4_text": ("Llama4ForCausalLM", "Llama4TextConfig", LLAMA4),
     "gemma4_text": ("Gemma4ForCausalLM", "Gemma4TextConfig",
                     {**GEMMA4, "num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 3,

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-
-import numpy as np
 import pytest
-import torch
-import transformers
 
-import torch_attn
-from attn_bridge.models import families
-from attn_parity.frameworks.torch.running.promotion import promoted
-from torch_attn.backend import to_numpy
-
-from ...support.models.decoder_oracle import DECODERS, YARN, make
+from ...support.models import changed_keys
+from ...support.models.decoder_oracle import DECODERS, YARN
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 LOCAL, PROPORTIONAL = DECODERS["gemma4"][1]["rope_parameters"].values()
@@ -131,45 +121,12 @@ CASES = [("gemma4", changes) for changes in COMMON + OF_GEMMA4] + [
 ]
 
 
-def _name(case):
-    return "-".join([case[0], *(f"{key}={str(value)[:40]}" for key, value in case[1].items())])
-
-
-def refusal(keys):
-    """Return why ours does not read a config; "" if it does."""
-    try:
-        families.find_decoder(keys)
-    except (TypeError, ValueError) as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.parametrize("case", CASES, ids=_name)
+@pytest.mark.parametrize("case", CASES, ids=changed_keys.name_of)
 def test_a_value_gives_the_logits_of_transformers_or_is_refused(tmp_path, case):
-    name, changes = case
-    model_type, sizes = DECODERS[name]
-    sizes = copy.deepcopy({**sizes, **changes})
-    reason = refusal({"model_type": model_type, **sizes})
-    if reason:
-        assert "\n" not in reason
-        assert set(changes) & REFUSED, reason
-        return
-    with promoted(), torch.no_grad():
-        model = make(model_type, sizes)
-        ids = torch.randint(1, 27, (2, 13), generator=torch.Generator().manual_seed(3))
-        wanted = to_numpy(model(ids, use_cache=False).logits)
-    model.save_pretrained(tmp_path)
-    ours = torch_attn.DecoderModel.from_pretrained(tmp_path)
-    given = families.find_decoder({"model_type": model_type, **sizes})
-    assert ours.config == dataclasses.replace(given)
-    with torch.no_grad():
-        found = to_numpy(ours(ids))
-    assert np.abs(found - wanted).max() <= 1e-10 * np.abs(wanted).max()
+    changed_keys.check(*case, REFUSED, tmp_path)
 
 
 def test_all_keys_have_another_value():
-    own = {key for _, changes in CASES for key in changes}
-    inherited = {*transformers.PreTrainedConfig().to_dict(), "model_type"}
+    changes = [changes for _, changes in CASES]
     for model_type in ("gemma4_text", "gemma3n_text"):
-        keys = {*transformers.AutoConfig.for_model(model_type).to_dict()} - inherited
-        assert keys - own - {"bos_token_id", "eos_token_id"} == set()
+        assert changed_keys.unchanged(model_type, changes) == set()

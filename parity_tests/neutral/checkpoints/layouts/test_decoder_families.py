@@ -78,6 +78,7 @@ ROUTERS = {
     "kolibri1": ({}, Router("sigmoid", normalise=False, correction=True, corrects="logits")),
     "laguna": ({}, Router("sigmoid", correction=True)),
     "lfm2_moe": ({}, Router("sigmoid", correction=True, sum_eps=1e-6)),
+    "cohere2_moe": ({}, Router("softmax", scale=0.5, corrects="logits")),
     "llama4_text": ({}, Router("sigmoid", normalise=False, corrects="logits")),
     "mellum": ({}, Router("softmax")),
     "minimax": ({}, Router("softmax")),

@@ -153,6 +153,7 @@ TIED = {
     "hf-gemma3n",
     "hf-gemma4",
     "hf-gemma4-moe",
+    "hf-cohere2-moe",
     "gguf-gemma",
     "hf-bloom",
     "hf-bart",

@@ -1,0 +1,221 @@
+"""Cohere 2 with experts: attention and experts side by side, windows with rotary positions, all of the text without.
+
+The first layers may be dense; they may have rotary positions without a window as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig, Norm
+from ...specs.feed_forward import FeedForwardConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...specs.layer_norm import LayerNormConfig
+from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
+from ...specs.rms_norm import RMSNormConfig
+from ..family import AttentionLayer, Family
+from ..reading.decoders import (
+    attention_of,
+    feed_forward_of,
+    has_experts,
+    read_feed_forward,
+    write_feed_forward,
+    write_sizes,
+)
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import read_rotary, write_rotary
+from ..rows.attention import SPLIT
+from ..rows.decoder import FINAL_NORM, FUSED, attention, decoder, experts, norms
+from .grouped import KINDS, attention_layer, head_dim_of, mask_of, read_sizes, write_heads, write_windows
+
+_FULL, _SLIDING = KINDS
+_DENSE, _SPARSE = "dense", "sparse"
+
+
+def read_cohere2_moe(config: ConfigFile, layer: int) -> AttentionLayer:
+    """Return a layer of Cohere 2 with experts."""
+    config.refuse("rope_scaling", None)  # which transformers passes over
+    bias, kind = config.flag("attention_bias"), config.layer_type(layer, _usual_kind(config, layer))
+    turns = kind == _SLIDING or (_is_dense(config, layer) and config.integer(_PREFIX_PATTERN) == 1)
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        qkv_bias=bias,
+        out_bias=bias,
+        position=read_rotary(config, head_dim_of(config), pairing="interleaved") if turns else None,
+        mask=mask_of(config, layer, kind),
+    )
+    return attention_layer(layer, spec, {"transformers": SPLIT})
+
+
+_PREFIX_PATTERN = "prefix_dense_sliding_window_pattern"
+
+
+def _usual_kind(config: ConfigFile, layer: int) -> str:
+    """Return the kind of a layer without ``layer_types``: the dense layers in front have a pattern of their own."""
+    dense = config.integer("first_k_dense_replace", 0)
+    at, key = (layer, _PREFIX_PATTERN) if layer < dense else (layer - dense, "sliding_window_pattern")
+    return KINDS[(at + 1) % config.integer(key) != 0]
+
+
+def _is_dense(config: ConfigFile, layer: int) -> bool:
+    """Return whether a layer has no experts."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return layer < config.integer("first_k_dense_replace", 0)
+    if not isinstance(kinds, Sequence) or len(kinds) <= layer or kinds[layer] not in (_DENSE, _SPARSE):
+        raise ValueError(
+            f"mlp_layer_types of {config.model_type} must have {_DENSE} or {_SPARSE} for layer {layer}, "
+            f"got {kinds!r:.60}"
+        )
+    return bool(kinds[layer] == _DENSE)
+
+
+def _norm(config: ConfigFile) -> Norm:
+    """Return the norms, which are those of Cohere 2 if the config has no ``rms_norm_eps``."""
+    width = config.integer("hidden_size")
+    if config.get("rms_norm_eps") is None:
+        return LayerNormConfig(width, config.number("layer_norm_eps"), bias=False)
+    return RMSNormConfig(width, config.number("rms_norm_eps"))
+
+
+def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+    """Return a block; the average of the outputs of experts and shared layers is half of each."""
+    expert, has_width = read_feed_forward(config), config.get("prefix_dense_intermediate_size") is not None
+    if _is_dense(config, layer):
+        dense = read_feed_forward(config, width="prefix_dense_intermediate_size") if has_width else expert
+        return DecoderBlockConfig(attention, dense, _norm(config), norms="parallel")
+    config.refuse("expert_selection_fn", "softmax", "sigmoid")
+    config.refuse("shared_expert_combination_strategy", "average", "sum")
+    number, is_sigmoid = config.integer("num_shared_experts", 0), config.get("expert_selection_fn") == "sigmoid"
+    share = 0.5 if number and config.get("shared_expert_combination_strategy") == "average" else 1.0
+    router = Router(
+        "sigmoid" if is_sigmoid else "softmax",
+        normalise=not is_sigmoid or config.flag("norm_topk_prob"),
+        scale=share,
+        corrects="logits",
+    )
+    shared = dataclasses.replace(expert, hidden_dim=expert.hidden_dim * max(number, 1), scales=(1.0, share))
+    mixture = MixtureOfExpertsConfig(
+        expert,
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
+        router,
+        shared=shared if number else None,
+    )
+    return DecoderBlockConfig(attention, mixture, _norm(config), norms="parallel")
+
+
+def _model(config: ConfigFile) -> dict[str, object]:
+    return {
+        "norm": _norm(config),
+        "tie": config.flag("tie_word_embeddings"),
+        "logit_scale": config.positive("logit_scale"),
+    }
+
+
+def write_cohere2_moe(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Cohere 2 with experts."""
+    attention, sparse = attention_of(config, GroupedQueryAttentionConfig), has_experts(config)
+    kinds = list(zip(config.blocks, sparse, strict=True))
+    positions = [getattr(block.attention, "position", None) for block in config.blocks]
+    windows = write_windows(config)
+    forced = any(
+        not is_sparse and position is not None and kind == _FULL
+        for (_, is_sparse), position, kind in zip(kinds, positions, windows["layer_types"], strict=True)
+    )
+    eps = config.blocks[0].norm.eps
+    keys = {
+        **write_sizes(config),
+        **write_heads(attention),
+        **_write_positions(next((each for each in positions if each is not None), None)),
+        **windows,
+        "attention_bias": attention.qkv_bias,
+        **({"rms_norm_eps": eps} if isinstance(config.norm, RMSNormConfig) else {"layer_norm_eps": eps}),
+        "logit_scale": config.logit_scale,
+        "mlp_layer_types": [_SPARSE if is_sparse else _DENSE for is_sparse in sparse],
+        _PREFIX_PATTERN: 1 if forced else 2,
+    }
+    if not all(sparse):
+        layers = feed_forward_of(config, FeedForwardConfig)
+        keys |= write_feed_forward(layers, width="prefix_dense_intermediate_size")
+    if any(sparse):
+        keys |= _write_experts(feed_forward_of(config, MixtureOfExpertsConfig))
+    return keys
+
+
+def _write_positions(position: object) -> dict[str, Any]:
+    """Return the keys of rotary positions, which `transformers` reads from ``rope_parameters`` alone."""
+    keys = write_rotary(position)
+    if keys:
+        scaling = keys.pop("rope_scaling") or {"rope_type": "default"}
+        keys["rope_parameters"] = {"rope_theta": keys.pop("rope_theta"), **scaling}
+    return keys
+
+
+def _write_experts(experts: MixtureOfExpertsConfig) -> dict[str, Any]:
+    """Return the keys of the experts."""
+    shared, width = experts.shared, experts.expert.hidden_dim
+    if shared is not None and shared.hidden_dim % width:
+        raise ValueError(f"width of shared layers ({shared.hidden_dim}) must be a multiple of the experts' ({width})")
+    return {
+        **write_feed_forward(experts.expert),
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "num_shared_experts": 0 if shared is None else shared.hidden_dim // width,
+        "shared_expert_combination_strategy": "sum" if experts.router.scale == 1.0 else "average",
+        "expert_selection_fn": experts.router.scores,
+        "norm_topk_prob": experts.router.normalise,
+    }
+
+
+FAMILIES = (
+    Family(
+        ("cohere2_moe",),
+        read_cohere2_moe,
+        {
+            "vocab_size": 256000,
+            "hidden_size": 8192,
+            "intermediate_size": 22528,
+            "logit_scale": 0.0625,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 64,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "max_position_embeddings": 8192,
+            "layer_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "rope_theta": 10000.0,
+            "sliding_window": 4096,
+            "num_experts_per_tok": 2,
+            "num_experts": 8,
+            "num_shared_experts": 0,
+            "shared_expert_combination_strategy": "average",
+            "expert_selection_fn": "softmax",
+            "prefix_dense_sliding_window_pattern": 1,
+            "norm_topk_prob": True,
+            "sliding_window_pattern": 4,
+            "first_k_dense_replace": 0,
+        },
+        block=_block,
+        model=_model,
+        write=write_cohere2_moe,
+        architecture="Cohere2MoeForCausalLM",
+    ),
+)
+
+
+LAYOUT = decoder(
+    "hf-cohere2-moe",
+    "transformers Cohere 2 with experts",
+    [
+        *attention(SPLIT),
+        *(dataclasses.replace(row, optional=".shared_experts." in row.theirs) for row in experts("shared_experts")),
+        *norms(norm1="input_layernorm"),
+        FINAL_NORM,
+    ],
+    settings=FUSED,
+    defaults={"fused": 0, "tie": 1},
+    model_types=("cohere2_moe",),
+)
