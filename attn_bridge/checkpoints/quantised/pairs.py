@@ -120,7 +120,7 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, obj
                       f"got {tensors[number].dtype}")  # fmt: skip
         if _is_float8(info) and name not in paired_names:
             sizes = _block_size(path, config) if sizes is None else sizes
-            quantised_tensors.append(_float8(path, info, tensors, sizes))
+            quantised_tensors.append(_float8(path, info, tensors, sizes, block_structure(config)))
             paired_names |= {name, quantised_tensors[-1].scales}
     stand_for: dict[str, str] = {}  # two kinds of names may mean the same tensor
     for tensor in quantised_tensors:
@@ -202,7 +202,11 @@ def _mxfp4(path: Path, stem: str, numbers: TensorInfo, scales: TensorInfo, swapp
 
 
 def _float8(
-    path: Path, info: TensorInfo, tensors: Mapping[str, TensorInfo], sizes: tuple[int, int] | str
+    path: Path,
+    info: TensorInfo,
+    tensors: Mapping[str, TensorInfo],
+    sizes: tuple[int, int] | str,
+    structure: tuple[int, int] | None,
 ) -> QuantisedTensor:
     name = info.name
     names = [name + ending for ending in (BY_BLOCK, BY_ROW) if name + ending in tensors]
@@ -237,6 +241,9 @@ def _float8(
         if math.prod(leading) == 1:
             wanted += [(), (1,), (1, 1)]
         rule = "one for each row, for each column, or for all"
+        if structure and scales.shape not in wanted:
+            block = structure
+            wanted += [(*leading, -(-rows // block[0]), -(-columns // block[1]))]
     if scales.shape not in wanted:
         raise bad(path, f"{printable(scales.name)} must have the shape {wanted[0]} to go with {printable(name)} "
                   f"{info.shape}, {rule}, got {scales.shape}")  # fmt: skip
@@ -245,10 +252,9 @@ def _float8(
     )
 
 
-def _block_size(path: Path, config: Mapping[str, Any]) -> tuple[int, int] | str:
+def _block_size(path: Path, config: Mapping[str, object]) -> tuple[int, int] | str:
     """Return rows and columns of a block, (0, 0) for a single scale, or an error message on config.json."""
-    places = [config, config[TEXT]] if isinstance(config.get(TEXT), dict) else [config]
-    settings: Any = next((one[key] for one in places for key in KEYS if one.get(key) is not None), {})
+    settings = _settings(config)
     if not isinstance(settings, Mapping):
         return f"quantization_config of config.json must be an object, got {printable(repr(settings), 40)}"
     if "weight_block_size" not in settings:
@@ -263,6 +269,27 @@ def _block_size(path: Path, config: Mapping[str, Any]) -> tuple[int, int] | str:
     ):
         return f"weight_block_size of config.json must be two whole numbers from 1 on, got {printable(repr(size), 40)}"
     return size[0], size[1]
+
+
+def block_structure(config: Mapping[str, object]) -> tuple[int, int] | None:
+    """Return rows and columns per scale of compressed-tensors' blocks or groups; None without one size for all."""
+    settings = _settings(config)
+    groups = settings.get("config_groups") if isinstance(settings, Mapping) else None
+    sizes: set[tuple[int, int]] = set()
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        weights = weights if isinstance(weights, Mapping) else {}
+        block = weights.get("block_structure")
+        rows, columns = block if isinstance(block, list) and len(block) == 2 else (1, weights.get("group_size"))
+        if all(type(size) is int and 1 <= size <= MAX_BLOCK for size in (rows, columns)):
+            sizes.add((int(rows), int(columns or 1)))
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _settings(config: Mapping[str, Any]) -> object:
+    """Return the quantisation of a config.json, {} for plain weights."""
+    places = [config, config[TEXT]] if isinstance(config.get(TEXT), dict) else [config]
+    return next((one[key] for one in places for key in KEYS if one.get(key) is not None), {})
 
 
 def c_order(shape: tuple[int, ...]) -> tuple[int, ...]:

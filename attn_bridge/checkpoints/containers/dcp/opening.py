@@ -79,7 +79,7 @@ def _open_file(path: Path) -> Reader:
 
 
 def _with_ranks(path: Path, folder: Path, reader: TorchReader) -> Reader:
-    """Return the checkpoint of the files of all ranks, whose names differ by the number of the rank alone.
+    """Open the files of all ranks as one checkpoint: their names differ by the number of the rank alone.
 
     Args:
         path: what the user names.

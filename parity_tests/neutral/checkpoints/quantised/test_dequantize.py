@@ -165,6 +165,28 @@ def test_float8_by_rows_or_as_a_whole_is_the_formula(tmp_path, grid, block, kind
     assert same(found["a.weight"], multiplied(numbers, expanded(scales, (6, 40), block), "bf16"))
 
 
+@pytest.mark.parametrize(
+    ("weights", "block"),
+    [
+        ({"strategy": "block", "block_structure": [4, 16]}, (4, 16)),
+        ({"strategy": "group", "group_size": 8, "block_structure": None}, (1, 8)),
+    ],
+)
+def test_float8_of_compressed_tensors_has_the_blocks_of_its_config(tmp_path, weights, block):
+    numbers, scales = float8((6, 40), block)
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    config["config_groups"] = {
+        "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", **weights}}
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    source = write(tmp_path / "x.safetensors", {"a.weight": numbers, "a.weight_scale": scales})
+    found = converted(source, tmp_path / "y.safetensors")
+    assert same(found["a.weight"], multiplied(numbers, expanded(scales, (6, 40), block), "bf16"))
+    write(tmp_path / "x.safetensors", {"a.weight": numbers, "a.weight_scale": scales[:, :2]})
+    with pytest.raises(CheckpointError, match=r"a.weight_scale must have the shape \(6, 1\) .* got \("):
+        converted(source, tmp_path / "y.safetensors")
+
+
 def test_the_product_is_rounded_once(tmp_path):
     # A little above the middle of two bfloat16, and on it when rounded to float32 first.
     middle = 1 + 2**-8
