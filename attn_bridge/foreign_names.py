@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -75,23 +75,28 @@ def names_ours(call: Call) -> Call:
     Raises:
         TypeError: a keyword in `OURS` that `call` has not; any other is left to Python.
     """
-    parameters = inspect.signature(call).parameters
-    if any(row.kind is inspect.Parameter.VAR_KEYWORD for row in parameters.values()):
-        return call
-    foreign = frozenset(OURS) - parameters.keys()
+    foreign, parameters = foreign_names(call), inspect.signature(call).parameters
 
     @functools.wraps(call)
     def run(*arguments: Any, **options: Any) -> Any:
         for name in options:
             if name in foreign:
                 owner = type(arguments[0]).__name__ if "self" in parameters else call.__name__
-                raise TypeError(advice(owner, name, tuple(parameters)))
+                raise TypeError(advice(owner, name, parameters))
         return call(*arguments, **options)
 
     return run  # type: ignore[return-value]
 
 
-def advice(owner: str, name: str, parameters: tuple[str, ...]) -> str:
+def foreign_names(call: Callable[..., Any]) -> frozenset[str]:
+    """Return the names in `OURS` that a call does not take."""
+    parameters = inspect.signature(call).parameters
+    if any(row.kind is inspect.Parameter.VAR_KEYWORD for row in parameters.values()):
+        return frozenset()
+    return frozenset(OURS) - parameters.keys()
+
+
+def advice(owner: str, name: str, parameters: Iterable[str]) -> str:
     """Return the message for a keyword of another library.
 
     Args:

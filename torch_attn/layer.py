@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+import inspect
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from torch import nn
 
-from attn_bridge.foreign_names import names_ours
+from attn_bridge.foreign_names import advice, foreign_names
 from attn_bridge.specs.base import Config
 from attn_bridge.specs.summary import summarize
 
 Forward = TypeVar("Forward", covariant=True)
-
-
-_CALL = "forward"
 
 
 class HasForward(Protocol[Forward]):
@@ -27,17 +25,32 @@ class HasForward(Protocol[Forward]):
 class Layer(nn.Module):
     """A module whose parameters can be drawn again, such as after it was made on the meta device."""
 
+    _foreign_names: ClassVar[frozenset[str]] = frozenset()
+
     def __init_subclass__(cls, **options: object) -> None:
-        """Have the call of a class name its own keywords to users of other libraries."""
+        """Look up the keywords of other libraries that the call of a class does not take."""
         super().__init_subclass__(**options)
-        if _CALL in vars(cls):
-            setattr(cls, _CALL, names_ours(vars(cls)[_CALL]))
+        cls._foreign_names = foreign_names(cls.forward)
 
     if TYPE_CHECKING:
 
         @property
         def __call__(self: HasForward[Forward]) -> Forward:
             """Run `forward` and the hooks: `nn.Module` gives its calls no type, this gives them that of `forward`."""
+
+    else:
+
+        def __call__(self, *arguments: object, **options: object) -> object:
+            """Run `forward` and the hooks.
+
+            Raises:
+                TypeError: a keyword of another library.
+            """
+            # No decorator of `forward`: `torch.fx` reads its code.
+            for name in options:
+                if name in self._foreign_names:
+                    raise TypeError(advice(type(self).__name__, name, inspect.signature(self.forward).parameters))
+            return super().__call__(*arguments, **options)
 
     def extra_repr(self) -> str:
         """Return sizes, mask and positions, as the config has them, for ``repr``."""

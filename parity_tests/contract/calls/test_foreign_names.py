@@ -72,9 +72,9 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_models_name_their_own_keywords(backend, name):
-    call = getattr(getattr(backend.package, name), "forward", None) or getattr(backend.package, name).__call__
+    kind = getattr(backend.package, name)
     for keyword, ours in MODELS[name].items():
-        assert f"; give {ours}=" in error_of(call, object.__new__(getattr(backend.package, name)), **{keyword: None})
+        assert f"; give {ours}=" in error_of(kind.__call__, object.__new__(kind), **{keyword: None})
 
 
 def test_an_unknown_keyword_is_left_to_python(backend):
