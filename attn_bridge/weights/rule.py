@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -233,7 +234,12 @@ class Rule:
             tuple(_join(prefix, name) for name in some)
             for prefix, some in ((torch, self.torch_names), (flax, self.flax_names))
         ]
-        return self._renamed(names[0], names[1], self.pattern)
+        if self.is_joint or not {"{", "}"}.isdisjoint(f"{torch}{flax}"):
+            return self._renamed(names[0], names[1], self.pattern)
+        rule = copy.copy(self)  # a dot follows the prefix: what was proved of the names and the pattern still holds
+        rule.torch_names, rule.flax_names, rule.sizes = names[0], names[1], dict(self.sizes)
+        (rule.torch,), (rule.flax,) = names
+        return rule
 
     def turned(self) -> Rule:
         """Return the rule with its two sides swapped."""

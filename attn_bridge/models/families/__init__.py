@@ -241,7 +241,9 @@ def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout, s
         for name, family in families
         if family.write is not None and family.whole is not None and isinstance(config, family.whole)
     ]
-    names = [parameter.rule.torch for parameter in config.parameters]
+    # Only an encoder with its decoder is read by the names of its tensors too; a table of experts takes long to list.
+    is_pair = isinstance(config, EncoderDecoderConfig)
+    names = [parameter.rule.torch for parameter in config.parameters] if is_pair else []
     closest, fewest = "", math.inf
     for name, architecture, write in candidates:
         try:

@@ -94,6 +94,11 @@ def test_a_rule_moves_below_prefixes():
     rule = Rule("q.weight", "q.kernel", "(h d) e -> e h d", h=2)
     assert rule.prefixed("a.b", "") == Rule("a.b.q.weight", "q.kernel", "(h d) e -> e h d", h=2)
     assert Rules([rule]).prefixed("", "c") == Rules([Rule("q.weight", "c.q.kernel", "(h d) e -> e h d", h=2)])
+    assert rule.prefixed("x.{j}", "y.{j}") == Rule("x.{j}.q.weight", "y.{j}.q.kernel", "(h d) e -> e h d", h=2)
+    assert rule.prefixed("a", "b").sizes is not rule.sizes
+    for prefixes in (("x.{j}", ""), ("a{", "a{")):
+        with pytest.raises(ValueError, match=r"placeholder|brace"):
+            rule.prefixed(*prefixes)
 
 
 @pytest.mark.parametrize("name", ["a{i}0", "a0{i}", "a{i}{j}0", "a.{i", "a.i}", "{{i}}"])
