@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ...weights.rows import Row
 from ..layout import HEAD
 from ..rows.attention import FREQUENCIES
-from ..rows.common import is_counted, is_hugely_negative, is_mask_of_window, is_zero
+from ..rows.common import is_counted, is_hugely_negative, is_mask_of_window, is_sinusoids, is_zero
 from ..rows.decoder import OURS
 
 EMBEDDINGS = "tok_emb.weight"
@@ -34,6 +34,10 @@ _OF_EMBEDDINGS = (
 """Buffers next to a table of embeddings that has a module above it."""
 
 
+_SINUSOIDS = Row("embed_positions.weight", reason="angles of rotary positions, which are computed", check=is_sinusoids)
+"""A table next to the layers of RoFormer, which is frozen there."""
+
+
 def rows_of_buffers(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     """Return rows of the dropped tensors that files of a family may have, each checked against its reason.
 
@@ -41,7 +45,7 @@ def rows_of_buffers(rows: tuple[Row, ...]) -> tuple[Row, ...]:
         rows: the family's rows of parameters, whose names none of them takes.
     """
     names = {row.theirs for row in rows}
-    return tuple(row for row in (*_copies(rows, names), *_older(rows)) if row.theirs not in names)
+    return tuple(row for row in (*_copies(rows, names), *_older(rows), *_tables(rows)) if row.theirs not in names)
 
 
 def _copies(rows: tuple[Row, ...], names: set[str]) -> Iterator[Row]:
@@ -66,6 +70,13 @@ def _older(rows: tuple[Row, ...]) -> Iterator[Row]:
     for front, kinds in fronts.items():
         for row in kinds if front else ():
             yield dataclasses.replace(row, theirs=f"{front}{row.theirs}")
+
+
+def _tables(rows: tuple[Row, ...]) -> Iterator[Row]:
+    """Yield the table of sinusoids next to the layers of an encoder with BERT's names."""
+    query = next((row.theirs for row in rows if row.ours == (f"{OURS}att.W_query.weight",)), "")
+    if query.endswith("encoder.layer.{i}.attention.self.query.weight"):
+        yield dataclasses.replace(_SINUSOIDS, theirs=query.partition("layer.{i}.")[0] + _SINUSOIDS.theirs)
 
 
 def _above(name: str) -> str:

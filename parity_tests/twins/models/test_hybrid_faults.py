@@ -1,4 +1,4 @@
-"""Faults in decoders with recurrent layers: each gives other logits than `transformers`."""
+"""Faults in decoders with several kinds of layers: each gives other logits than `transformers`."""
 
 from __future__ import annotations
 
@@ -80,6 +80,36 @@ def routed(**changes: Any) -> Callable[[Any], Any]:
         return dataclasses.replace(layers, router=layers.router.replace(**changes)) if is_sparse else layers
 
     return change
+
+
+def turned(**changes: Any) -> Fault:
+    """Return a fault of every attention with rotary positions."""
+
+    def change(block: Any) -> Any:
+        attention = block.attention
+        return attention if attention.position is None else _replaced(attention, changes)
+
+    return in_blocks(attention=change)
+
+
+def unturned(**changes: Any) -> Fault:
+    """Return a fault of every attention without positions."""
+
+    def change(block: Any) -> Any:
+        attention = block.attention
+        return _replaced(attention, changes) if attention.position is None else attention
+
+    return in_blocks(attention=change)
+
+
+def mixed(**changes: Any) -> Fault:
+    """Return a fault of all experts."""
+
+    def change(block: Any) -> Any:
+        layers = block.feed_forward
+        return _replaced(layers, changes) if isinstance(layers, specs.MixtureOfExpertsConfig) else layers
+
+    return in_blocks(feed_forward=change)
 
 
 HEADS, STATES, DELTA = specs.GroupedQueryAttentionConfig, specs.Mamba2Config, specs.GatedDeltaNetConfig
@@ -186,6 +216,39 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "groups of the norm": in_attention(STATES, norm_groups=1),
         "gate and value": swapped("W_gate", "W_value"),
         "key and query": swapped("linear_att.W_key", "linear_att.W_query"),
+    },
+    "llama4": {
+        "no norms behind the rotation": turned(qk_norm=None),
+        "norms of full layers": unturned(qk_norm=specs.QKNorm("head", 1e-3, rotated=True, affine=False)),
+        "epsilon of the norms of heads": turned(qk_norm=specs.QKNorm("head", 0.3, rotated=True, affine=False)),
+        "halves turn": turned(position=of("position", pairing="half")),
+        "positions of full layers": unturned(position=specs.Rotary(500000.0, pairing="interleaved")),
+        "no positions": turned(position=None),
+        "windows": turned(mask=masks.sliding_window(4)),
+        "all of the text": turned(mask=masks.causal()),
+        "chunks off by one": turned(mask=masks.chunked(5)),
+        "chunks of full layers": unturned(mask=masks.chunked(4)),
+        "no temperature": unturned(temperature=None),
+        "positions of the temperature": unturned(temperature=of("temperature", offset=0)),
+        "temperature of chunks": turned(temperature=specs.Temperature(0.7, 3, 1)),
+        "weighed outputs": mixed(weighs="outputs"),
+        "weights by softmax": mixed(router=of("router", scores="softmax")),
+        "normalised weights": mixed(router=of("router", normalise=True)),
+        "fewer experts": mixed(top_k=1),
+        "shared layers are gated by others": swapped("shared.fc1", "shared.fc2"),
+        "gate of dense layers": swapped("ff.fc1", "ff.fc2"),
+    },
+    "cohere2-moe": {
+        "norms": in_blocks(norm=lambda block: specs.RMSNormConfig(24)),
+        "halves turn": turned(position=of("position", pairing="half")),
+        "positions of full layers": unturned(position=specs.Rotary(pairing="interleaved")),
+        "window off by one": turned(mask=lambda attention: masks.sliding_window((attention.mask.reach or 12) - 1)),
+        "sum of experts and shared layers": mixed(router=of("router", scale=1.0)),
+        "shared layers in full": mixed(shared=of("shared", scales=(1.0, 1.0))),
+        "weights by softmax": mixed(router=of("router", scores="softmax")),
+        "weights that are not normalised": mixed(router=of("router", normalise=False)),
+        "factor of logits": lambda config: dataclasses.replace(config, logit_scale=1.0),
+        "gate of experts": swapped("experts.0.fc1", "experts.0.fc2"),
     },
     "granite-4": {
         "factor of sums": in_blocks(residual_scale=1.0),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_bridge.models.reading.model_config import nested
+from attn_bridge.models.rows.common import sinusoids
 from attn_bridge.printable import printable
 
 from ..running.promotion import promoted
@@ -256,9 +257,16 @@ def learned(model: nn.Module) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {
         name: tensor for name, tensor in model.named_parameters(remove_duplicate=False) if name not in ties
     }
+    tensors = {name: tensor for name, tensor in tensors.items() if not _is_rotary(model, name, tensor)}
     saved = model.state_dict(keep_vars=True)
     tensors |= {name: one for name, one in model.named_buffers() if name in saved and one.is_floating_point()}
     return tensors
+
+
+def _is_rotary(model: nn.Module, name: str, tensor: Tensor) -> bool:
+    """Return whether a parameter is a frozen table of sinusoids by which heads turn (RoFormer)."""
+    is_of_heads = tensor.shape[-1] != getattr(model.config, "hidden_size", None)
+    return name.endswith("embed_positions.weight") and not tensor.requires_grad and is_of_heads
 
 
 def _lift(model: nn.Module) -> None:
@@ -266,6 +274,9 @@ def _lift(model: nn.Module) -> None:
     embeddings = model.get_input_embeddings()
     if hasattr(embeddings, "scalar_embed_scale"):
         embeddings.embed_scale = torch.tensor(embeddings.scalar_embed_scale, dtype=torch.float64)
+    for name, tensor in model.named_parameters():
+        if _is_rotary(model, name, tensor) and not tensor.is_meta:  # which transformers rounds to float32
+            tensor.data.copy_(torch.from_numpy(sinusoids(*tensor.shape)))
     for module in model.modules():
         if type(module).__name__ == "BloomGelu":  # which has sqrt(2 / pi) to 8 digits
             module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")
