@@ -224,6 +224,9 @@ def _undecided(folder: Path) -> str:
         files = listed(list(map(printable, names)), 20)
         return f"does not determine which checkpoint is meant; give one of its files: {files}"
     folders = [] if is_remote(folder) else _below(folder)
+    arrays = [] if is_remote(folder) else [one.name for one in folder.iterdir() if _is_zarr(one)]
+    if arrays:
+        return f"{mistaken.ZARR} ({printable(min(arrays))} is one of {len(arrays)})"
     if any(name.startswith("zero/") for name in folders):
         return "is a universal checkpoint of DeepSpeed, a folder for each tensor; convert the one that it was made of"
     run = mistaken.run_of((*folders, *(child.name for child in folder.iterdir())))
@@ -238,6 +241,11 @@ def _undecided(folder: Path) -> str:
         if kind:
             return f"has no file with a known extension; give the file {printable(child.name)}, which {kind}"
     return f"has no checkpoint of a known format in it; known are {', '.join(_READERS)}"
+
+
+def _is_zarr(path: Path) -> bool:
+    """Return whether a folder is an array of Zarr 2 or 3."""
+    return any((path / name).is_file() for name in (".zarray", "zarr.json"))
 
 
 LOOKED_AT, DEPTH = 200, 3

@@ -99,8 +99,14 @@ MAPS, TEXTS = (
 )
 """First bytes of a map, and of a text, in msgpack: `flax.training.checkpoints` gives its files no extension."""
 
+ZARR = (
+    "holds a folder of Zarr for each array, as T5X and older Megatron save it: load it with their own tool (T5X: "
+    "t5x.checkpoints.load_t5x_checkpoint), and save the arrays by numpy.savez"
+)
+"""Kind of a folder with such arrays, and a remedy."""
+
 STATES = re.compile(
-    r"(optimizer|scheduler|scaler|training_args|(rng_state|random_states|optimizer|scheduler|scaler)_\d+"
+    r"(optimizer|scheduler|scaler|training_args|common|(rng_state|random_states|optimizer|scheduler|scaler)_\d+"
     r"|(optim|extra_state)_world_size_\d+_rank_\d+|([a-z0-9]+_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states)\.(pt|pth|bin|pkl)"
 )
 """Names of a trainer's other files, next to its weights."""

@@ -26,8 +26,8 @@ BLOCK = (128, 128)
 
 MAX_BLOCK = (1 << 31) - 1
 
-ACTIVATIONS = ("input_scale", "activation_scale", "input_scale_ub")
-"""Names of the scales of a matrix's input."""
+ACTIVATIONS = ("input_scale", "output_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale")
+"""Names of the scales of a matrix's input, or of the keys and values in a cache."""
 
 ENDINGS = {("_blocks", "_scales"): True, (".blocks", ".scales"): False}
 """Names of MXFP4's two tensors, and whether the parameter has its last two axes swapped.
@@ -143,6 +143,31 @@ def method_name_of(names: Collection[str]) -> str:
     """Return the first name that only checkpoints of GPTQ, AWQ or bitsandbytes have; "" without any."""
     pairs = [(name, ending) for name in sorted(names) for ending in OF_METHODS if name.endswith(ending)]
     return next((name for name, one in pairs if name.removesuffix(one) + OF_METHODS[one] in names), "")
+
+
+OTHER_METHODS = {
+    ".trellis": (".suh", "EXL3"),
+    ".q_weight": (".q_scale", "EXL2"),
+    ".weight_scale_2": (".weight_scale", "NVFP4"),
+    ".weight_packed": (".weight_scale", "compressed-tensors, packed"),
+    "._weight_qdata": ("._weight_scale", "torchao"),
+    ".weight._data": (".weight._scale", "quanto"),
+    ".W_q": (".zero", "HQQ"),
+    ".codebooks": (".codes", "AQLM"),
+    ".biases": (".scales", "MLX"),
+}
+"""Ending of a name that only files of a method have that is not dequantised -> that of the name next to it, and the
+method.
+"""
+
+
+def other_method_of(names: Collection[str]) -> tuple[str, str]:
+    """Return the first name of a method that is not dequantised, and the method; "" twice without any."""
+    for name in names:
+        for ending, (other, method) in OTHER_METHODS.items():
+            if name.endswith(ending) and name.removesuffix(ending) + other in names:
+                return name, method
+    return "", ""
 
 
 def first_of(names: Iterable[str]) -> str:

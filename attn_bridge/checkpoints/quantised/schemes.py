@@ -19,6 +19,7 @@ TEXT = "text_config"
 """Key of the text model's config in that of a multimodal model."""
 
 TITLES = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "mxfp4": "MXFP4", "fp8": "float8", "mlx": "MLX"}
+TITLES |= {title.lower(): title for title in ("EXL2", "EXL3", "HQQ", "AQLM")} | {"modelopt": "ModelOpt"}
 """Name of a method in config.json -> its usual name."""
 
 REMEDIES = {"mlx": "mlx_lm.convert --dequantize makes floating point of it; convert that"}
@@ -30,12 +31,18 @@ FLOAT_FORMATS = ("float-quantized", "naive-quantized", "dense")
 FLOAT8 = ("fp8", "fbgemm_fp8", "finegrained_fp8", "mxfp4", "compressed-tensors")
 """Methods whose tensors, numbers and scales, are recognised by their names."""
 
+MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+"""Algorithms of ModelOpt whose tensors are float8 with a scale for all, or for each row."""
+
 GPTQ_BITS, AWQ_BITS = (2, 4, 8), (4,)
 FORMS = {"gptq": 1, "gptq_v2": 0}
 """Form of GPTQ's zero points in a file -> the addend of the stored values."""
 
 GEMM = "gemm"
 """The order of AWQ's numbers that is read; its kernels have others."""
+
+
+NOT_SUPPORTED = "this method is not supported"
 
 
 def scheme_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +79,7 @@ def describe(scheme: Mapping[str, object]) -> str:
     """Return the quantisation in words, such as ``GPTQ, 4 bit``; "" if config.json does not name it."""
     method, bits = method_of(scheme), bits_of(scheme)
     parts = [TITLES.get(method, printable(method, 40))] if method else []
-    form = scheme.get("format") if method == "compressed-tensors" else None
+    form = scheme.get({"compressed-tensors": "format", "modelopt": "quant_algo"}.get(method, ""))
     parts += [printable(form, 40)] if isinstance(form, str) else []
     return ", ".join([*parts, *([f"{bits} bit"] if bits is not None else [])])
 
@@ -85,6 +92,9 @@ def unsupported(scheme: Mapping[str, object]) -> str:
         return "".join(_no(form in FLOAT_FORMATS, f"format must be {FLOAT_FORMATS[0]}"))
     if not method or method in FLOAT8:
         return ""
+    if method == "modelopt":
+        form = scheme.get("quant_algo")
+        return "".join(_no(form in MODELOPT, f"quant_algo must be {' or '.join(MODELOPT)}"))
     if scheme.get("dynamic"):
         return "its layers differ in bits (dynamic)"
     if method == "gptq":
@@ -102,7 +112,7 @@ def unsupported(scheme: Mapping[str, object]) -> str:
         )
     if method == "bitsandbytes":
         return ""
-    return "this method is not supported"
+    return NOT_SUPPORTED
 
 
 def _no(is_right: bool, why: str) -> Iterator[str]:
@@ -116,7 +126,7 @@ def _bits(choices: tuple[int, ...]) -> str:
 
 def is_by_name(scheme: Mapping[str, object]) -> bool:
     """Whether errors of layouts name its tensors, by which alone it is recognised."""
-    return not unsupported(scheme) and method_of(scheme) in ("", *FLOAT8)
+    return not unsupported(scheme) and method_of(scheme) in ("", "modelopt", *FLOAT8)
 
 
 def check(path: Path, scheme: Mapping[str, object]) -> None:
@@ -131,7 +141,10 @@ def check(path: Path, scheme: Mapping[str, object]) -> None:
     """
     why = unsupported(scheme)
     if why:
-        raise CheckpointError(
-            f"{printable(str(path), 400)} is quantised by {describe(scheme)} (config.json), which can't be "
-            f"dequantised: {why}; {REMEDIES.get(method_of(scheme), 'convert the model that it was made of')}"
-        )
+        raise CheckpointError(not_dequantised(path, f"{describe(scheme)} (config.json)", why, method_of(scheme)))
+
+
+def not_dequantised(path: Path, by: str, why: str, method: str) -> str:
+    """Return the error message on weights of a method that is not supported."""
+    remedy = REMEDIES.get(method, "convert the model that it was made of")
+    return f"{printable(str(path), 400)} is quantised by {by}, which can't be dequantised: {why}; {remedy}"

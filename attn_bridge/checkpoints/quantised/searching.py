@@ -17,7 +17,7 @@ from ..containers.files import bad
 from . import bitsandbytes, blocks, packed, pairs, schemes
 from .pairs import QuantisedTensor
 
-CODES = ("int8", "uint8", "int32", "int64", *pairs.FLOAT8)
+CODES = ("int8", "uint8", "int16", "int32", "uint32", "int64", *pairs.FLOAT8)
 """Dtypes that quantised numbers have in files."""
 
 ENDINGS = {
@@ -106,6 +106,7 @@ def find(reader: Reader, config: Mapping[str, object]) -> list[QuantisedTensor]:
         CheckpointError: tensors that don't match each other, a scheme that is not supported, or no quantised tensor.
     """
     schemes.check(reader.path, schemes.scheme_of(config))
+    _check_names(reader)
     grouped = packed.find(reader.path, reader.tensors, config)
     for group in grouped:
         packed.check_groups(reader, group)
@@ -133,6 +134,8 @@ def check_plain(reader: Reader, config: Mapping[str, object]) -> None:
         CheckpointError: the weights are quantised; the line names the method and the option to use.
     """
     scheme = schemes.scheme_of(config)
+    if schemes.unsupported(scheme) == "":
+        _check_names(reader)
     name, is_described = pairs.method_name_of(reader.tensors), not schemes.is_by_name(scheme)
     if name or (is_described and (_has_codes(reader) or schemes.method_of(scheme) == "mlx")):
         schemes.check(reader.path, scheme)
@@ -141,6 +144,18 @@ def check_plain(reader: Reader, config: Mapping[str, object]) -> None:
             f"{printable(str(reader.path), 400)} is quantised by {printable(by, 400)}; --dequantize makes floating "
             "point of it"
         )
+
+
+def _check_names(reader: Reader) -> None:
+    """Refuse weights whose names show a method that is not dequantised, where config.json does not name it.
+
+    Raises:
+        CheckpointError: the first such name, and the method.
+    """
+    name, method = pairs.other_method_of(reader.tensors)
+    if name:
+        by = f"{method} (the names of its tensors, {printable(name)})"
+        raise CheckpointError(schemes.not_dequantised(reader.path, by, schemes.NOT_SUPPORTED, method.lower()))
 
 
 def check_blocks(reader: Reader) -> None:

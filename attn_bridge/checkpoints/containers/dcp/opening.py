@@ -82,7 +82,7 @@ def _with_ranks(path: Path, folder: Path, reader: TorchReader) -> Reader:
     """Open the files of all ranks as one checkpoint: their names differ by the number of the rank alone.
 
     Args:
-        path: what the user names.
+        path: that of the user: the folder, or one of the files.
         folder: the folder of the files.
         reader: one of them, open.
     """

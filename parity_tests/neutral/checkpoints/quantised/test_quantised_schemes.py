@@ -85,8 +85,8 @@ REFUSED = {
     "GPTQ, 4 bit": {**GPTQ4, "checkpoint_format": "marlin"},
     "AWQ, 4 bit": {"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemv"},
     "AWQ, 3 bit": {"quant_method": "awq", "bits": 3, "group_size": 8},
-    "aqlm": {"quant_method": "aqlm", "nbits_per_codebook": 16},
-    "hqq, 4 bit": {"quant_method": "hqq", "bits": 4},
+    "AQLM": {"quant_method": "aqlm", "nbits_per_codebook": 16},
+    "HQQ, 4 bit": {"quant_method": "hqq", "bits": 4},
     "compressed-tensors, pack-quantized, 4 bit": {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
@@ -94,6 +94,16 @@ REFUSED = {
     },
 }
 LAYER = "model.layers.0.self_attn.q_proj"
+BY_NAME = {
+    "EXL3": {"trellis": np.zeros((4, 4, 64), np.int16), "suh": np.ones(64, np.float16)},
+    "EXL2": {"q_weight": np.zeros((8, 8), np.int32), "q_scale": np.zeros((2, 8), np.int32)},
+    "NVFP4": {"weight": np.zeros((8, 8), np.uint8), "weight_scale": np.ones((8, 1), ml_dtypes.float8_e4m3fn),
+              "weight_scale_2": np.ones((), np.float32)},
+    "torchao": {"_weight_qdata": np.zeros((8, 8), np.int8), "_weight_scale": np.ones((8, 1), np.float32)},
+    "quanto": {"weight._data": np.zeros((8, 8), np.int8), "weight._scale": np.ones((8, 1), np.float32)},
+    "HQQ": {"W_q": np.zeros((8, 8), np.uint8), "zero": np.ones((8, 1), np.float32)},
+}  # fmt: skip
+"""Method -> what its files hold of a matrix, where config.json does not name it."""
 
 
 @pytest.mark.parametrize("dequantize", [True, False])
@@ -106,6 +116,30 @@ def test_unsupported_schemes_are_named_from_the_config(tmp_path, words, dequanti
     assert str(caught.value).startswith(f"{source} is quantised by {words} (config.json), which can't be dequantised: ")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dequantize", [True, False])
+@pytest.mark.parametrize("method", BY_NAME)
+def test_methods_that_config_json_does_not_name_are_named_by_their_tensors(tmp_path, method, dequantize):
+    tensors = {f"{LAYER}.{ending}": array for ending, array in BY_NAME[method].items()}
+    source = put(tmp_path / "in", tensors, model_type="llama")
+    message = rf"is quantised by {method} \(the names of its tensors, {LAYER}\..*\), which can't be dequantised: this"
+    with pytest.raises(CheckpointError, match=message):
+        checkpoints.convert(source, tmp_path / "out", dequantize=dequantize)
+
+
+def test_float8_of_modelopt_is_dequantised_and_its_other_algorithms_are_named(tmp_path):
+    numbers = np.float32([[1, -2, 3], [4, 5, -6]]).astype(ml_dtypes.float8_e4m3fn)
+    scales = {"weight_scale": np.float32(0.5), "input_scale": np.float32(0.1), "k_scale": np.float32(0.25)}
+    tensors = {f"{LAYER}.{name}": np.asarray(array) for name, array in {"weight": numbers, **scales}.items()}
+    source = put(tmp_path / "in", tensors, {"quant_method": "modelopt", "quant_algo": "FP8"}, model_type="llama")
+    target = checkpoints.convert(source, tmp_path / "out", to_layout="same", dequantize=True).target
+    found = checkpoints.read(target)
+    np.testing.assert_array_equal(found[f"{LAYER}.weight"], numbers.astype(np.float32) / 2)
+    assert f"{LAYER}.k_scale" not in found
+    source = put(tmp_path / "nv", tensors, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, model_type="llama")
+    with pytest.raises(CheckpointError, match=r"by ModelOpt, NVFP4 \(config.json\), .* quant_algo must be FP8 or"):
+        checkpoints.convert(source, tmp_path / "out", dequantize=True)
 
 
 @pytest.mark.parametrize("key", ["quantization", "quantization_config"])  # mlx_lm writes either, or both
