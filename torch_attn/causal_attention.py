@@ -68,6 +68,8 @@ class CausalAttention(Layer):
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
         accept_book_mask(self)
 
+    __call__: AttentionCall
+
     @typed_as(AttentionCall)
     def forward(
         self,

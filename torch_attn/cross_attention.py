@@ -60,6 +60,8 @@ class CrossAttention(Layer):
         self.out_proj = linear(query_width, config.d_out, config.out_bias, **options)
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
+    __call__: CrossAttentionCall
+
     @typed_as(CrossAttentionCall)
     def forward(
         self,

@@ -100,6 +100,8 @@ class DecoderModel(Pretrained, Layer):
         if self.config.head_bias:
             self.out_bias.zero_()
 
+    __call__: DecoderCall
+
     @typed_as(DecoderCall)
     def forward(
         self,

@@ -69,6 +69,8 @@ class DifferentialAttention(Layer):
         for part in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
             part.normal_(std=0.1)
 
+    __call__: CachedAttentionCall
+
     @typed_as(CachedAttentionCall)
     def forward(
         self,

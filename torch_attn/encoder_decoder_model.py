@@ -75,6 +75,8 @@ class EncoderDecoderModel(Pretrained, Layer):
         if self.config.logits_bias:
             self.logits_bias.zero_()
 
+    __call__: EncoderDecoderCall
+
     @typed_as(EncoderDecoderCall)
     def forward(
         self,

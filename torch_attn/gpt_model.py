@@ -72,6 +72,8 @@ class GPTModel(Pretrained, Layer):
         self.final_norm = LayerNorm(emb_dim, **options)
         self.out_head = linear(emb_dim, vocab_size, bias=False, **options)
 
+    __call__: GPTCall
+
     @typed_as(GPTCall)
     def forward(
         self,

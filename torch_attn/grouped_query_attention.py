@@ -89,6 +89,8 @@ class GroupedQueryAttention(Layer):
         if isinstance(self.config.position, RelativeBias):
             self.relative_bias.zero_()
 
+    __call__: GroupedAttentionCall
+
     @typed_as(GroupedAttentionCall)
     def forward(
         self,

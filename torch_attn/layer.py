@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, ParamSpec, Protocol, TypeVar
 
 from torch import nn
 
@@ -12,6 +13,8 @@ from attn_bridge.specs.base import Config
 from attn_bridge.specs.summary import summarize
 
 Forward = TypeVar("Forward", covariant=True)
+Result = TypeVar("Result")
+Given = ParamSpec("Given")
 
 
 class HasForward(Protocol[Forward]):
@@ -34,9 +37,13 @@ class Layer(nn.Module):
 
     if TYPE_CHECKING:
 
-        @property
-        def __call__(self: HasForward[Forward]) -> Forward:
-            """Run `forward` and the hooks: `nn.Module` gives its calls no type, this gives them that of `forward`."""
+        def __call__(
+            self: HasForward[Callable[Given, Result]], *arguments: Given.args, **options: Given.kwargs
+        ) -> Result:
+            """Run `forward` and the hooks: `nn.Module` gives its calls no type, this gives them that of `forward`.
+
+            A class whose `forward` has overloads declares them as the type of its ``__call__``.
+            """
 
     else:
 

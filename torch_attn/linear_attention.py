@@ -61,6 +61,8 @@ class LinearAttention(Layer):
         self.W_value = linear(d_in, config.value_width, bias=bias, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=config.out_bias, **options)
 
+    __call__: LinearAttentionCall
+
     @typed_as(LinearAttentionCall)
     def forward(
         self,

@@ -72,6 +72,8 @@ class MultiHeadAttention(Layer):
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
         accept_book_mask(self)
 
+    __call__: AttentionCall
+
     @typed_as(AttentionCall)
     def forward(
         self,

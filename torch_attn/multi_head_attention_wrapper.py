@@ -72,6 +72,8 @@ class MultiHeadAttentionWrapper(Layer):
         )
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
+    __call__: AttentionCall
+
     @typed_as(AttentionCall)
     def forward(
         self,

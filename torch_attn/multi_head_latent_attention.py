@@ -70,6 +70,8 @@ class MultiHeadLatentAttention(Layer):
         self.out_proj = linear(heads * config.value_dim, config.d_out, bias, **options)
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
+    __call__: LatentAttentionCall
+
     @typed_as(LatentAttentionCall)
     def forward(
         self,

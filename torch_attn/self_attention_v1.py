@@ -66,6 +66,8 @@ class SelfAttention_v1(Layer):
         for matrix in (self.W_query, self.W_key, self.W_value):
             matrix.uniform_()
 
+    __call__: AttentionCall
+
     @typed_as(AttentionCall)
     def forward(
         self,

@@ -60,6 +60,8 @@ class SelfAttention_v2(Layer):
         self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)
         self.W_value = linear(d_in, d_out, bias=qkv_bias, **options)
 
+    __call__: AttentionCall
+
     @typed_as(AttentionCall)
     def forward(
         self,

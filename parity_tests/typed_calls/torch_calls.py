@@ -1,5 +1,6 @@
 """What users of torch_attn write: type checkers give each call the type of its result. `make types` runs mypy on it."""
 
+from collections.abc import Callable
 from typing import assert_type
 
 from torch import Tensor, nn
@@ -88,6 +89,11 @@ def whole_models(decoder: DecoderConfig, encoder_decoder: EncoderDecoderConfig, 
 
 def layers_without_options(x: Tensor) -> None:
     assert_type(torch_attn.RMSNorm(4)(x), Tensor)
+
+
+def layers_as_functions(layer: torch_attn.GroupedQueryAttention, norm: torch_attn.RMSNorm, x: Tensor) -> None:
+    functions: list[Callable[[Tensor], Tensor]] = [layer, norm]  # as torch.compile and torch.vmap take them
+    assert_type(functions[0](x), Tensor)
 
 
 def wrong_calls(layer: torch_attn.GroupedQueryAttention, x: Tensor, state: RecurrentCache) -> None:

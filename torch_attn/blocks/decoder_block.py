@@ -116,6 +116,8 @@ class DecoderBlock(Layer):
         """The attention, whatever its name."""
         return getattr(self, self.config.attention_name)
 
+    __call__: BlockCall
+
     @typed_as(BlockCall)
     def forward(
         self,

@@ -41,6 +41,8 @@ class RecurrentLayer(Layer):
 
     form: str | None
 
+    __call__: RecurrentCall
+
     @typed_as(RecurrentCall)
     def forward(
         self,
