@@ -32,7 +32,6 @@ from ..handwritten import (
     gemma4,
     gpt2,
     gpt_oss,
-    granite,
     granite_hybrid,
     jamba,
     kimi_linear,
@@ -72,7 +71,6 @@ __all__ = [
 
 HAND_WRITTEN: tuple[Any, ...] = (
     llama,
-    granite,
     smollm3,
     llama4,
     mixtral,

@@ -17,7 +17,9 @@ from ..reading.decoders import (
     WrittenKeys,
     feed_forward_of,
     has_experts,
+    inverse,
     read_feed_forward,
+    read_llama_model,
     read_rms_norm,
     write_feed_forward,
     write_rms_norm,
@@ -39,7 +41,6 @@ from ..rows.decoder import (
     fused_experts,
     norms,
 )
-from .granite import granite_model, write_granite_model
 from .grouped import attention_layer, head_dim_of, read_sizes, write_heads
 from .mamba2 import SIZES, Keys, read_layer, table, write_layer
 
@@ -80,13 +81,24 @@ def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlock
     return DecoderBlockConfig(attention, layers, read_rms_norm(config), residual_scale=scale)
 
 
+def _model(config: ConfigFile) -> WrittenKeys:
+    """Return the rest of a model: that of Llama, and factors of embeddings and logits."""
+    return {
+        **read_llama_model(config),
+        "embedding_scale": config.positive("embedding_multiplier"),
+        "logit_scale": 1.0 / config.positive("logits_scaling"),
+    }
+
+
 def write_granite_hybrid(config: DecoderConfig, model_type: str) -> WrittenKeys:
     """Return the keys of Granite 4."""
     is_full = [isinstance(block.attention, GroupedQueryAttentionConfig) for block in config.blocks]
     keys: WrittenKeys = {
         **write_sizes(config),
         **write_rms_norm(config),
-        **write_granite_model(config),
+        "residual_multiplier": config.blocks[0].residual_scale,
+        "embedding_multiplier": config.embedding_scale,
+        "logits_scaling": inverse(lambda value: 1.0 / value, config.logit_scale, 1.0 / config.logit_scale),
         "layer_types": [_KINDS[full] for full in is_full],
     }
     if any(isinstance(block.attention, Mamba2Config) for block in config.blocks):
@@ -148,7 +160,7 @@ FAMILIES = (
         },
         aliases={"layer_types": ("layers_block_type",)},
         block=_block,
-        model=granite_model,
+        model=_model,
         write=write_granite_hybrid,
         architecture="GraniteMoeHybridForCausalLM",
     ),
