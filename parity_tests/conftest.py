@@ -93,19 +93,14 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        if _is_unoptimized() and (mlir := sys.modules.get("jax._src.interpreters.mlir")):
-            contexts.share(mlir)
+        contexts.share_where_unoptimized()
         gc.freeze()
         gc.set_threshold(*COLLECTED)
         gc.enable()
 
 
-def _is_unoptimized() -> bool:
-    return "--xla_backend_optimization_level=0" in os.environ.get("XLA_FLAGS", "")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if _is_unoptimized():
+    if contexts.is_unoptimized():
         skipped = pytest.mark.skip(reason="XLA_FLAGS keep XLA from optimizing; make test runs it in a process without")
         for item in items:
             if item.get_closest_marker("optimized"):

@@ -7,6 +7,8 @@ much as all of its tracing and lowering. Programs don't see the context that the
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import threading
 from typing import Any
 
@@ -27,6 +29,17 @@ class Contexts(threading.local):
             self.current, self.left = make(), PROGRAMS
         self.left -= 1
         return self.current
+
+
+def is_unoptimized() -> bool:
+    """Return whether XLA's flags have it leave out optimizations."""
+    return "--xla_backend_optimization_level=0" in os.environ.get("XLA_FLAGS", "")
+
+
+def share_where_unoptimized() -> None:
+    """Have the programs of this process share contexts, if it has imported JAX and XLA doesn't optimize."""
+    if is_unoptimized() and (mlir := sys.modules.get("jax._src.interpreters.mlir")):
+        share(mlir)
 
 
 def share(mlir: Any) -> None:

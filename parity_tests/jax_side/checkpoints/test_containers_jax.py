@@ -22,6 +22,7 @@ from attn_bridge.checkpoints.containers.orbax import writer as orbax_writer
 
 from ...fuzz.checkpoints import outcome
 from ...fuzz.samples import HELD, assert_same, random_array, random_arrays, read, write
+from ...support.calls import cover
 
 
 def nested(flat):
@@ -98,10 +99,10 @@ def test_a_python_complex_in_msgpack_is_refused(tmp_path):
 # ---- Orbax
 
 
-@pytest.mark.parametrize("checkpointer", [ocp.StandardCheckpointer, ocp.PyTreeCheckpointer])
-@pytest.mark.parametrize(
-    ("format", "chunk", "file"),
-    [("orbax", 1 << 28, 0), ("orbax", 16, 0), ("orbax+ocdbt", 1 << 28, 1 << 31), ("orbax+ocdbt", 16, 3000)],
+@cover.rotated(
+    ("format", "chunk", "file", "checkpointer"),
+    [("orbax", 1 << 28, 0), ("orbax", 16, 0), ("orbax+ocdbt", 16, 3000), ("orbax+ocdbt", 1 << 28, 1 << 31)],
+    [ocp.StandardCheckpointer, ocp.PyTreeCheckpointer],
 )
 def test_orbax_restores_our_folder(checkpointer, format, chunk, file, tmp_path, monkeypatch):
     monkeypatch.setattr(orbax_writer, "CHUNK", chunk)

@@ -21,10 +21,21 @@ NAMES = (
 CONFIGS = {variant.name: variant.examples[0].config for variant in VARIANTS if variant.name in NAMES}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_batch_without_rows_gives_none(name):
+EAGER = ("GatedConvolution", "LinearAttention")
+"""Classes that are called eagerly too, each operation of which is compiled alone; `make full` calls all."""
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, "in one program") for name in CONFIGS),
+        *(pytest.param(name, "eagerly", marks=[] if name in EAGER else [pytest.mark.full]) for name in CONFIGS),
+    ],
+)
+def test_a_batch_without_rows_gives_none(name, way):
     module = getattr(jax_attn, name)(CONFIGS[name], rngs=nnx.Rngs(0))
     x = jnp.zeros((0, 70, CONFIGS[name].d_in))
-    gradient = nnx.grad(lambda module, x: module(x).sum())(module, x)
-    assert module(x).shape == (0, 70, CONFIGS[name].d_out)
+    compiled = nnx.jit if way == "in one program" else lambda function: function
+    gradient = compiled(nnx.grad(lambda module, x: module(x).sum()))(module, x)
+    assert compiled(lambda module, x: module(x))(module, x).shape == (0, 70, CONFIGS[name].d_out)
     assert not gradient.W_query.kernel.any()

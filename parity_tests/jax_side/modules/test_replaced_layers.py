@@ -63,21 +63,27 @@ def build(name: str, dtype: Any = jnp.float32) -> tuple[Any, dict[str, Any], jax
     return module, arguments, jnp.asarray(draw.normal(size=(2, 5, config.d_in)), dtype)
 
 
+@nnx.jit
+def whole(module: nnx.Module, x: jax.Array, arguments: Any) -> jax.Array:
+    """Call a module in one program: called eagerly, each of its operations would be compiled alone."""
+    return module(x, **arguments)
+
+
 @pytest.mark.parametrize("name", [*(name for name in ATTENTION_MODULES if name != "SelfAttention_v1"), *MODERN])
 def test_wrapped_layers_give_what_the_layers_gave(name):
     module, arguments, x = build(name)
-    want = module(x, **arguments)
+    want = whole(module, x, arguments)
     assert replace(module, Wrapped)
-    np.testing.assert_allclose(module(x, **arguments), want, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(whole(module, x, arguments), want, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CACHED)
 def test_adapted_modules_decode_in_one_compiled_step(name, dtype):
     module, _, x = build(name, dtype)
-    plain = module(x)
+    plain = whole(module, x, {})
     replace(module, adapted)
-    want, cache, parts = module(x), module.init_cache(2, 5), []
+    want, cache, parts = whole(module, x, {}), module.init_cache(2, 5), []
     step = nnx.jit(lambda module, token, cache: module(token, cache=cache))
     for token in jnp.split(x, 5, 1):
         part, cache = step(module, token, cache)

@@ -23,6 +23,7 @@ from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsReader, SafetensorsWriter
 from attn_parity import workers
 
+from ... import contexts
 from ..processes.memory import peak_memory
 from . import sharded_digests
 from .sharded_sides import (
@@ -429,6 +430,7 @@ def run(task: tuple[str, int, str]) -> dict[str, str]:
 
         side = Flax()
     side.package, side.load, side.save = package, package.load, package.save
+    contexts.share_where_unoptimized()
     found = {}
     for number, scenario in enumerate((*(TORCH if kind == "torch" else ()), *BOTH)):
         place = Path(folder, str(number))

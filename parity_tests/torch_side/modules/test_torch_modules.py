@@ -18,6 +18,7 @@ from attn_bridge import specs
 from ...contract import modules, torch_backend
 from ...contract.modules import MHA, PADDING, WRAPPER, draw, draw_weights, drop_uniform, every_causal, every_module
 from ...contract.torch_backend import build, output
+from ...support.calls import cover
 from ...support.calls.bad_calls import CONTEXT_LENGTH, D_IN, MODULES
 
 
@@ -135,8 +136,7 @@ def test_a_checkpoint_of_the_book_loads_inside_a_larger_module():
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda module: pickle.loads(pickle.dumps(module))}
 
 
-@every_module
-@pytest.mark.parametrize("how", COPIES)
+@cover.rotated(("name", "how"), list(MODULES), list(COPIES))
 def test_a_copy_stands_on_its_own(name, how):
     module, x = make(name), draw(2, 5, D_IN)
     wanted = output(module, x)

@@ -20,6 +20,7 @@ from attn_bridge.checkpoints.containers.remote import faults, to_path
 from attn_bridge.checkpoints.containers.remote.connecting import connect
 from attn_bridge.cli.app import run
 from parity_tests.neutral.checkpoints.checkpoints import gpt
+from parity_tests.support.calls import cover
 
 SECRETS = ("AKIASECRETKEY", "topsecret", "hunter2", "X-Amz-Signature", "deadbeef")
 
@@ -234,8 +235,7 @@ def test_requests_that_fail_are_made_again_and_nothing_wrong_is_read(store, fold
         assert all(found[key].tobytes() == wanted[key].tobytes() for key in wanted)
 
 
-@pytest.mark.parametrize("scheme", ["s3", "http"])
-@pytest.mark.parametrize("kind", KINDS)
+@cover.rotated(("kind", "scheme"), KINDS, ["s3", "http"])
 def test_a_store_that_fails_for_good_is_one_line(store, folder, kind, scheme, capsys):
     upload(store, folder)
     url = ("s3://bucket" if scheme == "s3" else f"{store.url}/bucket") + "/models/x.safetensors"
