@@ -22,6 +22,7 @@ class Batch:
         out: axes of the batch per output.
         takes_one: whether the side takes a row alone.
         names: names of the outputs that have rows.
+        own_axes: their axes of the batch.
     """
 
     def __init__(self, side: OneSide, layout: Axes):
@@ -44,6 +45,7 @@ class Batch:
             raise NotTriedError("the number of outputs depends on the size of the batch")
         self.out = scaled_axes(self.outputs, fewer)
         self.names = [name for name, own in zip(side.structure, self.out, strict=True) if own]
+        self.own_axes = [own for own in self.out if own]
         if not self.names:
             raise NotTriedError("no output has a row for each row of the batch")
 
@@ -60,6 +62,10 @@ class Batch:
     def row(self, outputs: list[Array], index: int) -> list[Array]:
         """Return one row of the outputs that have rows."""
         return taken(outputs, self.out, [index])
+
+    def gap(self, first: list[Array], second: list[Array], row: int) -> Gap:
+        """Return the largest difference between two runs of a row, at its index in the whole batch."""
+        return self.side.gap(first, second, self.names).placed(self.names, self.own_axes, [row])
 
 
 def joined(parts: list[Arguments], axes: list[int | None]) -> Arguments:
@@ -88,16 +94,12 @@ def _content(side: OneSide, batch: Batch) -> list[tuple[Gap, str]]:
         rest = [one for one in range(batch.size) if one != row]
         changed = side.outputs(with_rows(batch.call, other, batch.axes, rest))
         own = batch.row(batch.outputs, row)
-        results.append(
-            (
-                side.gap(own, batch.row(changed, row), batch.names),
-                f"with other numbers in row{'s' * (len(rest) > 1)} {_list(rest)}",
-            )
-        )
+        change = f"with other numbers in row{'s' * (len(rest) > 1)} {_list(rest)}"
+        results.append((batch.gap(own, batch.row(changed, row), row), change))
         if not batch.takes_one:
             continue
         alone = taken(side.outputs(rows(batch.call, batch.axes, [row])), batch.out, [0])
-        results.append((side.gap(own, alone, batch.names), f"for row {row} alone"))
+        results.append((batch.gap(own, alone, row), f"for row {row} alone"))
     return results
 
 

@@ -146,7 +146,10 @@ class _Padded:
             NotTriedError: an array of the call has no element per token.
         """
         axes = {}
-        for position, leaf in enumerate(self.batch.call.leaves):
+        names = self.batch.call.named(self.side.names)
+        for position, (name, leaf) in enumerate(zip(names, self.batch.call.leaves, strict=True)):
+            if name in LENGTHS:
+                continue
             is_content = position in self.places
             if not is_content and leaf.shape != (self.batch.size, self.length):  # of masks, positions and types
                 raise NotTriedError("the call has arrays other than its tokens")
@@ -172,24 +175,39 @@ class _Padded:
         odd = [
             any(output.shape[axis] != self.length for axis in own) for output, own in zip(outputs, axes, strict=True)
         ]
-        axes = [() if is_odd else own for own, is_odd in zip(axes, odd, strict=True)]
+        axes = self._judged([() if is_odd else own for own, is_odd in zip(axes, odd, strict=True)], odd, way)
         where = "left" if is_left else "right"
-        names = [name for name, own in zip(side.structure, axes, strict=True) if own]
-        if not names:
-            raise NotTriedError("no output has an element per token")
+        names = _of_judged(side.structure, axes)
         real = self._rows(self._kept(outputs, axes, kept), axes)
-        content = side.gap(real, self._rows(self._kept(changed_outputs, axes, kept), axes), names)
+        moved = self._rows(self._kept(changed_outputs, axes, kept), axes)
+        content = self._placed(side.gap(real, moved, names), names, axes, kept)
         if content.size > side.limit:
             return content, f"with other numbers in the padding on the {where}"
-        pooled = self._pooled(outputs, changed_outputs, [own or is_odd for own, is_odd in zip(axes, odd, strict=True)])
+        is_known = [own is not None or is_odd for own, is_odd in zip(axes, odd, strict=True)]
+        pooled = self._pooled(outputs, changed_outputs, is_known)
         if pooled.size > side.limit:
             return pooled, f"with other numbers in the padding on the {where}"
-        alone = side.gap(self._rows(_with_tokens(short, axes), axes), real, names)
+        alone = side.gap(self._rows(_of_judged(short, axes), axes), real, names)
+        alone = self._placed(alone, names, axes, kept)
         if is_left and alone.size > side.limit:
             alone = self._with_positions(keywords, mask, kept, short, axes, names)
             if alone.size > side.limit:  # masks and positions may count the slots of padding
                 return content, SLOTS
         return max(content, alone, key=lambda gap: gap.size), f"with padding on the {where}, and without it before"
+
+    def _judged(self, axes: list[tuple[int, ...]], odd: list[bool], way: _Way) -> list[tuple[int, ...] | None]:
+        """Return the axes of the tokens per output, None for one that is not judged; without any, the pooled ones.
+
+        Raises:
+            NotTriedError: no output is judged.
+        """
+        if any(axes):
+            return [own or None for own in axes]
+        # Pooling may count what a mask of another name hides; and code that takes ids may look for padding in them.
+        is_padding = way.name in (*REAL, *HIDDEN, *LENGTHS)
+        if not is_padding or not self._is_float or all(odd) or len(self.batch.out) != len(axes):
+            raise NotTriedError("no output has an element per token")
+        return [() if own and not is_odd else None for own, is_odd in zip(self.batch.out, odd, strict=True)]
 
     def _with_positions(
         self, keywords: dict[str, Any], mask: Array, kept: range, short: list[Array], axes: Any, names: list[str]
@@ -199,7 +217,8 @@ class _Padded:
         if name is not None:
             keywords = {**keywords, name: np.maximum(np.cumsum(mask, -1) - 1, 0)}
         real = self._rows(self._kept(self.side.outputs(self._call(keywords)), axes, kept), axes)
-        return self.side.gap(self._rows(_with_tokens(short, axes), axes), real, names)
+        gap = self.side.gap(self._rows(_of_judged(short, axes), axes), real, names)
+        return self._placed(gap, names, axes, kept)
 
     def _call(self, keywords: dict[str, object]) -> Arguments:
         return self.side.called_with(keywords, self.batch.call)
@@ -224,37 +243,50 @@ class _Padded:
         moved[1:, hidden] = rest[1:, hidden]
         return np.moveaxis(moved, (0, 1), (self.layout.batch or 0, self.time))
 
-    def _kept(self, outputs: list[Array], axes: list[tuple[int, ...]], kept: range) -> list[Array]:
-        """Return the real tokens of the outputs that have tokens."""
+    def _kept(self, outputs: list[Array], axes: list[tuple[int, ...] | None], kept: range) -> list[Array]:
+        """Return the real tokens of the outputs that are judged."""
         results = []
         for output, own in zip(outputs, axes, strict=True):
-            for axis in own:
+            for axis in own or ():
                 output = np.take(output, list(kept), axis)
-            if own:
+            if own is not None:
                 results.append(output)
         return results
 
     def _rows(self, outputs: list[Array], axes: Sequence[object]) -> list[Array]:
-        """Return the rows that are padded of the outputs that have tokens."""
-        out = self.batch.out if len(self.batch.out) == len(axes) else [(0,)] * len(axes)
+        """Return the rows that are padded of the outputs that are judged."""
         results = []
-        for output, own in zip(outputs, _with_tokens(out, axes), strict=True):
+        for output, own in zip(outputs, _of_judged(self._row_axes(axes), axes), strict=True):
             for axis in own:
                 output = np.take(output, range(1, self.batch.size), axis)
             results.append(output)
         return results
 
-    def _pooled(self, outputs: list[Array], changed_outputs: list[Array], axes: Sequence[object]) -> Gap:
-        """Return how far outputs without tokens move, of a side that does not read the ids of padding."""
-        if not is_float(self.side.call.leaves[self.layout.main]):
+    def _row_axes(self, axes: Sequence[object]) -> list[tuple[int, ...]]:
+        return self.batch.out if len(self.batch.out) == len(axes) else [(0,)] * len(axes)
+
+    def _placed(self, gap: Gap, names: list[str], axes: list[tuple[int, ...] | None], kept: range) -> Gap:
+        """Return a gap among the real tokens of padded rows, with its index in the whole output."""
+        rows = _of_judged(self._row_axes(axes), axes)
+        gap = gap.placed(names, rows, range(1, self.batch.size))
+        return gap.placed(names, [own or () for own in _of_judged(axes, axes)], kept)
+
+    @property
+    def _is_float(self) -> bool:
+        """Whether the tokens are floats: such a side does not read the ids of padding."""
+        return is_float(self.side.call.leaves[self.layout.main])
+
+    def _pooled(self, outputs: list[Array], changed_outputs: list[Array], is_known: Sequence[bool]) -> Gap:
+        """Return how far outputs without tokens move that are not judged otherwise."""
+        if not self._is_float:
             return SAME
-        names = [name for name, own in zip(self.side.structure, axes, strict=True) if not own]
+        names = [name for name, known in zip(self.side.structure, is_known, strict=True) if not known]
         first, second = (
-            [out for out, own in zip(some, axes, strict=True) if not own] for some in (outputs, changed_outputs)
+            [out for out, known in zip(some, is_known, strict=True) if not known] for some in (outputs, changed_outputs)
         )
         return self.side.gap(first, second, names) if names else SAME
 
 
-def _with_tokens(values: Sequence[T], axes: Sequence[object]) -> list[T]:
-    """Return what belongs to the outputs that have axes of tokens."""
-    return [value for value, own in zip(values, axes, strict=True) if own]
+def _of_judged(values: Sequence[T], axes: Sequence[object]) -> list[T]:
+    """Return what belongs to the outputs that are judged."""
+    return [value for value, own in zip(values, axes, strict=True) if own is not None]

@@ -539,3 +539,94 @@ def test_four_tokens_are_enough_for_a_law_of_sequences(law):
     (three,), (four,) = (parity.laws(Attention(), X[:, :length], only=[law]).laws for length in (3, 4))
     assert (three.status, three.why) == ("not tried", "the sequence has fewer than four tokens")
     assert four.status == "holds"
+
+
+class MaskedMean(nn.Module):
+    """A mean over the real tokens, or one that divides by all of them."""
+
+    def __init__(self, fault: bool):
+        super().__init__()
+        self.fault, self.layer = fault, nn.Linear(8, 4)
+
+    def forward(self, x, attention_mask):
+        mean = (self.layer(x) * attention_mask[..., None]).sum(1)
+        return mean / (x.shape[1] if self.fault else attention_mask.sum(1, keepdim=True))
+
+
+class Backward(nn.Module):
+    """A recurrence from the last token on, over the real tokens or over padding as well."""
+
+    def __init__(self, fault: bool):
+        super().__init__()
+        self.fault, self.layer = fault, nn.Linear(8, 8)
+
+    def forward(self, x, lengths):
+        real = (torch.arange(x.shape[1])[None] < lengths[:, None])[..., None]
+        x = self.layer(x)
+        return real * (x if self.fault else x * real).flip(1).cumsum(1).flip(1)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+@pytest.mark.parametrize(
+    ("make", "further"),
+    [(MaskedMean, {"attention_mask": np.ones((3, 6), int)}), (Backward, {"lengths": np.array([6, 4, 3])})],
+)
+def test_padding_is_tried_on_pooled_outputs_and_with_lengths_that_are_given(make, further, fault):
+    (law,) = parity.laws(make(fault), {"x": X, **further}, only="padding").laws
+    assert law.status == ("broken" if fault else "holds")
+
+
+def test_padding_is_not_tried_on_pooled_outputs_of_a_mask_that_may_hide_other_tokens():
+    def pooled(_, x, mask=None):
+        return (x if mask is None else x * mask[..., None]).mean(1)
+
+    report = parity.laws(parity.function(pooled, {}, framework="torch"), X, only=["batch", "padding"])
+    (law,) = [law for law in report.laws if law.name == "padding"]
+    assert (law.status, law.why[-34:]) == ("not tried", "no output has an element per token")
+
+
+def parity_of_numbers(numbers):
+    return numbers % 2
+
+
+def of_the_first_row(numbers):
+    return numbers[:1].expand_as(numbers)
+
+
+@pytest.mark.parametrize("fault", [None, parity_of_numbers, of_the_first_row])
+def test_documents_are_more_than_two_and_differ_between_rows(fault):
+    def mean(_, x, document_ids=None):
+        if document_ids is None:
+            return x
+        numbers = fault(document_ids) if fault else document_ids
+        same = (numbers[:, :, None] == numbers[:, None]).to(x.dtype)
+        return same @ x / same.sum(-1, keepdim=True)
+
+    (law,) = parity.laws(parity.function(mean, {}, framework="torch"), X, only="documents").laws
+    assert law.status == ("broken" if fault else "holds")
+
+
+class Marked(nn.Module):
+    """A module whose outputs are wrong in one place."""
+
+    def __init__(self, law):
+        super().__init__()
+        self.law, self.layer = law, nn.Linear(8, 8)
+
+    def forward(self, x, attention_mask=None, document_ids=None):
+        wrong, x = x.detach().sum((0, 1) if self.law == "batch" else 1), self.layer(x)
+        if self.law == "batch":
+            x = x.cumsum(1)
+            return torch.cat([x[:2], x[2:] + wrong])
+        if self.law == "padding" and attention_mask is not None:
+            return torch.cat([x[:, :2], x[:, 2:] + wrong[:, None]], 1)
+        if self.law == "documents" and document_ids is not None:
+            return torch.cat([x[:, :5], x[:, 5:] + wrong[:, None]], 1)
+        return x
+
+
+@pytest.mark.parametrize(("law", "axis", "place"), [("batch", 0, {2}), ("padding", 1, {2, 3}), ("documents", 1, {5})])
+def test_a_witness_has_its_index_in_the_whole_output(law, axis, place):
+    (broken,) = parity.laws(Marked(law), X, only=law).broken
+    assert broken.witness.index[axis] in place
+    assert law != "padding" or broken.witness.index[0] > 0
