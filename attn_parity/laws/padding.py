@@ -74,6 +74,8 @@ def padding_invariance(side: OneSide, layout: Axes) -> LawResult:
     for way in ways:
         try:
             gap, change = padded.gap(way)
+            if gap.size > side.limit and padded.is_pooled and change == padded.changed("right"):
+                gap, change = min((gap, change), padded.gap(way, is_left=True), key=lambda one: one[0].size)
         except (*REFUSALS, NotTriedError) as error:
             refused = refused or str(error)
             continue
@@ -86,8 +88,10 @@ def padding_invariance(side: OneSide, layout: Axes) -> LawResult:
     if gap.size > side.limit:
         tried = ", ".join(dict.fromkeys(one.shown for _, _, one in results))
         return LawResult(gap, f"padding changes the outputs of real tokens (tried {tried})", change)
+    if change in (SLOTS, padded.changed("left"), padded.without("left")):
+        return LawResult(gap, f"padding on the left, by {way.shown}")
     right = f"padding on the right, by {way.shown}"
-    if way.right_only:
+    if way.right_only or padded.is_pooled:
         return LawResult(gap, right)
     try:
         left, change = padded.gap(way, is_left=True)
@@ -125,11 +129,17 @@ def _ways(side: OneSide) -> Iterator[_Way]:
 
 
 class _Padded:
-    """A batch of which all rows but the first are padded."""
+    """A batch of which all rows but the first are padded.
+
+    Attributes:
+        is_pooled: whether no output has tokens. Code that pools the first token takes padding on the right alone, and
+            the last token on the left.
+    """
 
     def __init__(self, side: OneSide, layout: Axes):
         batch = Batch(side, layout)
         self.side, self.layout, self.batch = side, layout, batch
+        self.is_pooled = False
         assert layout.time is not None, "checked by the caller"
         self.time = layout.time
         self.length = batch.call.leaves[layout.main].shape[self.time]
@@ -175,27 +185,39 @@ class _Padded:
         odd = [
             any(output.shape[axis] != self.length for axis in own) for output, own in zip(outputs, axes, strict=True)
         ]
-        axes = self._judged([() if is_odd else own for own, is_odd in zip(axes, odd, strict=True)], odd, way)
+        axes = self._judged(outputs, [() if is_odd else own for own, is_odd in zip(axes, odd, strict=True)], odd, way)
         where = "left" if is_left else "right"
         names = _of_judged(side.structure, axes)
         real = self._rows(self._kept(outputs, axes, kept), axes)
         moved = self._rows(self._kept(changed_outputs, axes, kept), axes)
         content = self._placed(side.gap(real, moved, names), names, axes, kept)
         if content.size > side.limit:
-            return content, f"with other numbers in the padding on the {where}"
+            return content, self.changed(where)
         is_known = [own is not None or is_odd for own, is_odd in zip(axes, odd, strict=True)]
         pooled = self._pooled(outputs, changed_outputs, is_known)
         if pooled.size > side.limit:
-            return pooled, f"with other numbers in the padding on the {where}"
+            return pooled, self.changed(where)
         alone = side.gap(self._rows(_of_judged(short, axes), axes), real, names)
         alone = self._placed(alone, names, axes, kept)
         if is_left and alone.size > side.limit:
             alone = self._with_positions(keywords, mask, kept, short, axes, names)
             if alone.size > side.limit:  # masks and positions may count the slots of padding
                 return content, SLOTS
-        return max(content, alone, key=lambda gap: gap.size), f"with padding on the {where}, and without it before"
+        return max(content, alone, key=lambda gap: gap.size), self.without(where)
 
-    def _judged(self, axes: list[tuple[int, ...]], odd: list[bool], way: _Way) -> list[tuple[int, ...] | None]:
+    @staticmethod
+    def changed(where: str) -> str:
+        """Return the change of what padding holds, for the witness."""
+        return f"with other numbers in the padding on the {where}"
+
+    @staticmethod
+    def without(where: str) -> str:
+        """Return the change that adds padding."""
+        return f"with padding on the {where}, and without it before"
+
+    def _judged(
+        self, outputs: list[Array], axes: list[tuple[int, ...]], odd: list[bool], way: _Way
+    ) -> list[tuple[int, ...] | None]:
         """Return the axes of the tokens per output, None for one that is not judged; without any, the pooled ones.
 
         Raises:
@@ -204,10 +226,14 @@ class _Padded:
         if any(axes):
             return [own or None for own in axes]
         # Pooling may count what a mask of another name hides; and code that takes ids may look for padding in them.
-        is_padding = way.name in (*REAL, *HIDDEN, *LENGTHS)
-        if not is_padding or not self._is_float or all(odd) or len(self.batch.out) != len(axes):
-            raise NotTriedError("no output has an element per token")
-        return [() if own and not is_odd else None for own, is_odd in zip(self.batch.out, odd, strict=True)]
+        is_padding = self._is_float and way.name in (*REAL, *HIDDEN, *LENGTHS)
+        # A mask of other axes than the module's may broadcast the outputs.
+        if is_padding and [one.shape for one in outputs] == [one.shape for one in self.batch.outputs]:
+            pooled = [() if own and not is_odd else None for own, is_odd in zip(self.batch.out, odd, strict=True)]
+            if () in pooled:
+                self.is_pooled = True
+                return pooled
+        raise NotTriedError("no output has an element per token")
 
     def _with_positions(
         self, keywords: dict[str, Any], mask: Array, kept: range, short: list[Array], axes: Any, names: list[str]

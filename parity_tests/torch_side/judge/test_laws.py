@@ -566,6 +566,16 @@ class Backward(nn.Module):
         return real * (x if self.fault else x * real).flip(1).cumsum(1).flip(1)
 
 
+def test_masks_of_other_axes_that_broadcast_the_outputs_are_no_way_to_hide_padding():
+    def attend(_, x, attention_mask=None):
+        scores = x @ x.transpose(1, 2)
+        hidden = torch.zeros((), dtype=torch.bool) if attention_mask is None else ~attention_mask.bool()[:1, None]
+        return scores.masked_fill(hidden, -1e30).softmax(-1) @ x
+
+    (law,) = parity.laws(parity.function(attend, {}, framework="torch"), X, only="padding").laws
+    assert (law.status, law.why.count("(B")) == ("broken", 2)
+
+
 @pytest.mark.parametrize("fault", [False, True])
 @pytest.mark.parametrize(
     ("make", "further"),
@@ -574,6 +584,17 @@ class Backward(nn.Module):
 def test_padding_is_tried_on_pooled_outputs_and_with_lengths_that_are_given(make, further, fault):
     (law,) = parity.laws(make(fault), {"x": X, **further}, only="padding").laws
     assert law.status == ("broken" if fault else "holds")
+
+
+@pytest.mark.parametrize(("pool", "status"), [("first", "holds"), ("last", "holds"), ("largest", "broken")])
+def test_an_output_that_is_pooled_from_the_first_or_the_last_token_may_be_padded_on_its_other_end(pool, status):
+    def pooled(_, x, attention_mask=None):
+        hidden = torch.zeros((), dtype=torch.bool) if attention_mask is None else ~attention_mask.bool()[:, None]
+        x = (x @ x.transpose(1, 2)).masked_fill(hidden, -1e30).softmax(-1) @ x
+        return {"first": x[:, 0], "last": x[:, -1], "largest": x.amax(1)}[pool]
+
+    (law,) = parity.laws(parity.function(pooled, {}, framework="torch"), X, only="padding").laws
+    assert law.status == status
 
 
 def test_padding_is_not_tried_on_pooled_outputs_of_a_mask_that_may_hide_other_tokens():
