@@ -69,9 +69,9 @@ def is_frequencies(shape: Shape, start: int, values: Values) -> bool:
     return bool(np.all(values > 0) and np.all(np.isfinite(values)) and np.all(values[1:] <= values[:-1]))
 
 
-def sinusoids(positions: int, width: int) -> Values:
-    """Return the table of RoFormer: of each position the sines, then the cosines of its angles."""
-    angles = np.arange(positions)[:, None] * 10000.0 ** (-2.0 * np.arange(width // 2) / width)
+def sinusoids(positions: Values, width: int) -> Values:
+    """Return rows of RoFormer's table: of each position the sines, then the cosines of its angles."""
+    angles = positions[:, None] * 10000.0 ** (-2.0 * np.arange(width // 2) / width)
     return np.concatenate([np.sin(angles), np.cos(angles)], 1)
 
 
@@ -79,9 +79,9 @@ def is_sinusoids(shape: Shape, start: int, values: Values) -> bool:
     """Whether the numbers are those of `sinusoids`, rounded to any dtype."""
     if len(shape) != 2 or shape[1] % 2:
         return False
-    first, end = start // shape[1], -(-(start + values.size) // shape[1])
-    rows = sinusoids(end, shape[1])[first:].ravel()[start % shape[1] :][: values.size]
-    return bool(np.abs(values - rows).max(initial=0.0) < 0.01)
+    positions = np.arange(start // shape[1], -(-(start + values.size) // shape[1]))
+    rows = sinusoids(positions, shape[1]).ravel()[start % shape[1] :][: values.size]
+    return bool(np.all(np.abs(values - rows) < 0.01))
 
 
 def is_rotary_factors(shape: Shape, start: int, values: Values) -> bool:

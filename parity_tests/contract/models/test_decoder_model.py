@@ -160,6 +160,19 @@ def test_a_router_weighs_the_experts_by_its_formula(backend, name):
     np.testing.assert_allclose(backend.output(block.ff, x)[0], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+def test_experts_read_inputs_that_are_weighed(backend):
+    router = ROUTERS["logits"]
+    layers = MixtureOfExpertsConfig(FeedForwardConfig(8, 6), 5, 3, router=router, weighs="inputs")
+    block, random = backend.build("DecoderBlock", config=BLOCK.replace(feed_forward=layers)), np.random.default_rng(8)
+    arrays = {row.rule.torch: random.normal(size=row.shape).astype("f4") for row in block.config.parameters}
+    backend.load(block, arrays)
+    x = random.normal(size=(1, 40, 8)).astype("f4")
+    weights = [routed(row, np.zeros(5, "f4"), router, 3) for row in x[0] @ arrays["ff.router.weight"].T]
+    weighed = [(x * weight[None, :, None]).astype("f4") for weight in np.transpose(weights)]
+    expected = sum(backend.output(expert, part)[0] for expert, part in zip(block.ff.experts, weighed, strict=True))
+    np.testing.assert_allclose(backend.output(block.ff, x)[0], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
 BAD_CALLS = {
     "token": ({"tokens": np.array([[3, 11]])}, ValueError, "tokens (11) must be at least 0 and below 11"),
     "negative": ({"tokens": np.array([[-1, 2]])}, ValueError, "tokens (-1) must be at least 0 and below 11"),

@@ -449,6 +449,10 @@ RULES: tuple[BadConfig, ...] = (
     *_relations(
         "MixtureOfExpertsConfig",
         ({"top_k": 7}, "top_k (7) must be at most num_experts (6)"),
+        (
+            {"weighs": "inputs", "expert": FEED_FORWARD.replace(bias=True)},
+            "weighs (inputs) needs experts without biases",
+        ),
         ({"expert": FEED_FORWARD.replace(gated=False)}, f"expert ({FEED_FORWARD.replace(gated=False)}) must be gated"),
         (
             {"shared": FEED_FORWARD.replace(d_in=5)},

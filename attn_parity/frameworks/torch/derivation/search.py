@@ -138,8 +138,14 @@ def _positions(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
         yield _alternatives({**width, "position.pairing": _constant("interleaved")}, width)
         return
     if not isinstance(rotary, dict):
-        alibi = {"position.kinds": _constant((FULL, SLIDING)), "position.alibi": _constant(True)}
-        yield _alternatives({}, *(() if parts.outside.positions else (alibi,)))
+        kinds_of = {"position.kinds": _constant((FULL, SLIDING))}
+        turned = {**kinds_of, "position.theta": _constant(10000.0)}
+        others = (
+            {**kinds_of, "position.alibi": _constant(True)},
+            {**turned, "position.pairing": _constant("interleaved")},
+            turned,
+        )
+        yield _alternatives({}, *(() if parts.outside.positions else others))
         return
     if GROWTH in rotary:
         keys = {"rate": GROWTH, "interval": "original_max_position_embeddings"}

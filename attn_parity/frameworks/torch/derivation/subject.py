@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -276,7 +277,8 @@ def _lift(model: nn.Module) -> None:
         embeddings.embed_scale = torch.tensor(embeddings.scalar_embed_scale, dtype=torch.float64)
     for name, tensor in model.named_parameters():
         if _is_rotary(model, name, tensor) and not tensor.is_meta:  # which transformers rounds to float32
-            tensor.data.copy_(torch.from_numpy(sinusoids(*tensor.shape)))
+            positions, width = tensor.shape
+            tensor.data.copy_(torch.from_numpy(sinusoids(np.arange(positions), width)))
     for module in model.modules():
         if type(module).__name__ == "BloomGelu":  # which has sqrt(2 / pi) to 8 digits
             module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")

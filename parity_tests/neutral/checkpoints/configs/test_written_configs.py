@@ -109,7 +109,7 @@ UNUSUAL = {
 
 ENCODERS = (
     *("bert-decoder", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
-    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
+    *("roberta", "roberta-prelayernorm", "roformer", "xlm-roberta", "xlm-roberta-xl"),
 )
 """Families of encoders that run as decoders, whose heads are tied."""
 

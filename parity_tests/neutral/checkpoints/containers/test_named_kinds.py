@@ -164,6 +164,7 @@ def test_the_second_name_of_a_heads_bias_is_a_copy_of_the_first(tmp_path, layout
     assert not (tmp_path / "other").exists()
 
 
+ANGLES = np.arange(9)[:, None] * 10000.0 ** (-np.arange(0, 4, 2) / 4)
 LOWER = np.tril(np.ones((1, 1, 9, 9), bool))
 BUFFERS = {
     "hf-gpt-neo": (
@@ -172,6 +173,10 @@ BUFFERS = {
     ),
     "hf-gptj": ("transformer.h.{}.attn.", {"bias": LOWER.astype(np.uint8), "masked_bias": np.float32(-1e9)}),
     "hf-gpt-neox": ("gpt_neox.layers.{}.attention.", {"bias": LOWER, "rotary_emb.inv_freq": np.float32([1.0, 0.1])}),
+    "hf-roformer": (
+        "roformer.encoder.",
+        {"embed_positions.weight": np.concatenate([np.sin(ANGLES), np.cos(ANGLES)], 1).astype(np.float32)},
+    ),
     "hf-codegen": ("transformer.h.{}.attn.", {"causal_mask": LOWER}),
     "hf-roberta": (
         "roberta.embeddings.",
