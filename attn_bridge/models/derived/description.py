@@ -23,7 +23,7 @@ _ROW_DEFAULTS: dict[str, object] = {
 }
 """Attribute of a `Row` that a file may hold next to the names -> its default."""
 
-_LISTS = ("prefixes", "pattern", "first", "last", "required")
+_LISTS = ("prefixes", "pattern", "first", "last", "required", "libraries")
 """Attributes of a description that are lists of names."""
 
 
@@ -104,6 +104,8 @@ class Description:
         fixed_pattern: likewise, keys that matter only where a config has no ``layer_types``.
         same: key that is null or the same as another -> that one, such as the width of embeddings and of the model.
         required: keys that must not be null.
+        libraries: other libraries with files of the family, by the names of their tables of attention ("meta").
+        even_heads: whether `transformers` has no model whose number of heads does not divide the width.
         renamed: key -> value in files -> the value that `transformers` reads it as.
         proof: versions, and the counts of comparisons.
     """
@@ -124,6 +126,8 @@ class Description:
     fixed_pattern: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
     same: Mapping[str, str] = dataclasses.field(default_factory=dict)
     required: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    even_heads: bool = False
     renamed: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     proof: Mapping[str, Value] = dataclasses.field(default_factory=dict)
 
@@ -183,6 +187,8 @@ def _lines(description: Description) -> Iterator[str]:
     for name in _LISTS:
         if getattr(description, name):
             yield f"{name} = {_toml(list(getattr(description, name)))}"
+    if description.even_heads:
+        yield "even_heads = true"
     if description.rows:
         yield "rows = ["
         yield from (f"    {_toml(_row_table(row))}," for row in description.rows)

@@ -24,6 +24,7 @@ from ..family import AttentionLayer, Family
 from ..handwritten.grouped import (
     KINDS,
     attention_layer,
+    check_even_heads,
     mask_of,
     read_sizes,
     rotary_by_kind,
@@ -35,6 +36,7 @@ from ..reading import multimodal
 from ..reading.decoders import ACTIVATIONS, NAMES, activation_of, attention_of, write_sizes
 from ..reading.model_config import ConfigFile, nested
 from ..reading.rotary import read_nested_rotary, read_rotary, write_nested, write_rotary
+from ..rows.attention import Table, interleaved_rotary
 from ..rows.common import TIE
 from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
 from . import experts, latent, runs
@@ -129,7 +131,14 @@ class FamilyReader:
             temperature=Temperature(**temperature) if temperature else None,
             mask=mask_of(config, layer, kind),
         )
-        return attention_layer(layer, spec, {"transformers": self._table(spec)}, self._prefix(layer))
+        return attention_layer(layer, spec, self._tables(spec), self._prefix(layer))
+
+    def _tables(self, spec: GroupedQueryAttentionConfig) -> dict[str, Table]:
+        """Return library -> table of the attention; Meta's and Mistral's own files have no biases."""
+        tables: dict[str, Table] = {"transformers": self._table(spec)}
+        if "meta" in self.description.libraries and not spec.qkv_bias and not spec.out_bias:
+            tables["meta"] = interleaved_rotary(spec.num_heads, spec.num_kv_heads or spec.num_heads)
+        return tables
 
     def _latent(self, config: ConfigFile, layer: int, kind: str) -> AttentionLayer:
         values = self.part(config, "attention")
@@ -171,13 +180,19 @@ class FamilyReader:
         return {**options, **{name: self._norm(config) if options[name] else None for name in norms}}
 
     def kind(self, config: ConfigFile, layer: int) -> str:
-        """Return the kind of a layer: with a window, or without."""
+        """Return the kind of a layer: with a window, or without.
+
+        The rule says what decides: "window", whether a width is given; "window or types" and "types or window",
+        ``layer_types``, or else the width; "types or late window", likewise, from the layer ``max_window_layers`` on.
+        """
         rule = self.description.fields["layers.rule"].value
         is_off = "layers.switch" in self.description.fields and not self.value(config, "layers.switch")
         if is_off and rule == "window":
             return KINDS[False]
         if rule == "window":
             return KINDS[config.integer_or_none("sliding_window") is not None]
+        if rule in _FROM_WINDOW:
+            return config.layer_type(layer, KINDS[config.integer_or_none("sliding_window") is not None])
         if rule == "full":
             return KINDS[False]
         if rule == "runs":
@@ -185,7 +200,12 @@ class FamilyReader:
         if config.get("layer_types") is None:
             for key, accepted in self.description.fixed_pattern.items():
                 config.refuse(key, *accepted)
-        kind = config.layer_type(layer, self.description.kind_of(layer, config.integer("num_hidden_layers")))
+        if rule == _LATE:
+            slides = not is_off and config.get("sliding_window") is not None
+            usual = KINDS[slides and layer >= config.integer(_FIRST_WITH_WINDOW, 0)]
+        else:
+            usual = self.description.kind_of(layer, config.integer("num_hidden_layers"))
+        kind = config.layer_type(layer, usual)
         if is_off and kind != KINDS[False]:
             raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, but windows are switched off")
         return kind
@@ -271,13 +291,14 @@ class FamilyReader:
         return ".".join(part for part, _ in shared) + "."
 
     def _table(self, config: GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig) -> tuple[Row, ...]:
-        """Return the rows of attention without prefix, with numbers for the names of sizes."""
+        """Return the rows of attention without prefix, and of what it drops, with numbers for the names of sizes."""
         numbers = {"num_heads": config.num_heads}
         if isinstance(config, MultiHeadLatentAttentionConfig):
             numbers |= {"kv_lora_rank": config.latent_dim, "qk_nope_head_dim": config.nope_dim}
         else:
             numbers |= {"num_kv_heads": config.num_kv_heads or config.num_heads}
         front = self._attention_front
+        dropped = [row for row in self.layout.rows if row.reason and row.theirs.startswith(front)]
 
         def numbered(size: int | str) -> int | str:
             return numbers.get(size, size) if isinstance(size, str) else size
@@ -291,7 +312,7 @@ class FamilyReader:
                 split=tuple(map(numbered, row.split)),
                 shares=tuple(map(numbered, row.shares)),
             )
-            for row in self._attention_rows
+            for row in (*self._attention_rows, *dropped)
         )
 
     # ---- ours to a config.json
@@ -299,6 +320,8 @@ class FamilyReader:
     def write(self, config: DecoderConfig, model_type: str) -> dict[str, Any]:
         """Return the keys of a config; a value that no key holds is left out, and found when they are read again."""
         attention, heads, width = self._write_attention(config)
+        if self.description.even_heads:
+            check_even_heads(config, attention.num_heads)
         first = config.blocks[0]
         parts = {
             "attention": attention,
@@ -367,14 +390,18 @@ class FamilyReader:
     def _write_masks(self, config: DecoderConfig) -> dict[str, object]:
         """Return the keys of the kinds of layers, and of their window."""
         rule, masks = self.description.fields["layers.rule"].value, write_windows(config)
-        if rule == "types":
+        if rule in ("types", "types or window"):
             return masks
+        if rule == _LATE:  # older versions of transformers know windows by their first layer alone
+            listed = masks["layer_types"]
+            late = listed.index(KINDS[True]) if KINDS[True] in listed else len(listed)
+            return {**masks, _FIRST_WITH_WINDOW: late}
         kinds = {runs.KEY: runs.write_runs(masks.pop("layer_types"))} if rule == "runs" else {}
         # A class without windows has no key; one with runs has no null.
         width = (
-            {"sliding_window": masks.get("sliding_window")} if rule == "window" or masks.get("sliding_window") else {}
+            {"sliding_window": masks.get("sliding_window")} if rule in _OF_WIDTH or masks.get("sliding_window") else {}
         )
-        return {**kinds, **width} if rule in ("runs", "window") else {}
+        return {**kinds, **width} if rule in ("runs", *_OF_WIDTH) else {}
 
     def _activation_name(self, key: str, activation: Activation) -> str:
         """Return the name that a file of the family has for an activation."""
@@ -407,6 +434,13 @@ class FamilyReader:
 def _written(name: str, value: Any, source: KeySource) -> object:
     return value == "interleaved" if name == "pairing" else source.root(value)
 
+
+_FROM_WINDOW, _LATE = ("window or types", "types or window"), "types or late window"
+_OF_WIDTH = ("window", "window or types")
+"""Rules of layers' kinds of which a config is written with the width of the window alone."""
+
+_FIRST_WITH_WINDOW = "max_window_layers"
+"""Key of the first layer with a window, in spite of its name."""
 
 _ROTARY, _SCALING = "rope_parameters.", "rope_scaling."
 """Beginnings of keys of rotary positions, by their newer and their older name."""

@@ -13,10 +13,11 @@ from ...weights.rows import Row
 from ..family import AttentionLayer, Family
 from ..reading.decoders import WrittenKeys, attention_of, read_rms_norm, write_rms_norm, write_sizes
 from ..reading.model_config import ConfigFile
-from ..rows.attention import SPLIT, Size, Table, below
+from ..reading.rotary import read_rotary, write_rotary
+from ..rows.attention import SPLIT, Size, Table, below, interleaved_rotary
 from ..rows.common import HEADS
 from ..rows.decoder import FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, norms
-from .llama import read_mistral, write_windowed_attention
+from .grouped import KINDS, attention_layer, head_dim_of, mask_of, read_sizes, window_of, write_heads
 from .mixtral import experts_rows, read_experts, write_experts
 
 
@@ -55,10 +56,22 @@ def read_lightning(config: ConfigFile, layer: int) -> AttentionLayer:
     return AttentionLayer("LightningAttention", spec, layer, {"transformers": table(heads)}, prefix)
 
 
+def read_full(config: ConfigFile, layer: int) -> AttentionLayer:
+    """Return a layer of Mixtral's attention."""
+    kind = KINDS[config.integer_or_none("sliding_window") is not None]
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        position=read_rotary(config, head_dim_of(config), kind),
+        mask=mask_of(config, layer, kind),
+    )
+    meta = interleaved_rotary(spec.num_heads, spec.num_kv_heads or spec.num_heads)
+    return attention_layer(layer, spec, {"transformers": SPLIT, "meta": meta})
+
+
 def read_minimax(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of either kind."""
     kind = _kind(config, layer)
-    kinds = {"full_attention": read_mistral, "linear_attention": read_lightning}
+    kinds = {"full_attention": read_full, "linear_attention": read_lightning}
     if kind not in kinds:
         raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, which must be {' or '.join(kinds)}")
     return kinds[kind](config, layer)
@@ -108,7 +121,9 @@ def write_minimax(config: DecoderConfig, model_type: str) -> WrittenKeys:
             f"{kind}_attn_beta_factor": block.residual_scale,
         }
     if "full" in kinds:
-        return {**keys, **write_windowed_attention(config)}
+        full = attention_of(config, GroupedQueryAttentionConfig)
+        rotary = write_rotary(full.position)
+        return {**keys, **write_heads(full), **rotary, "sliding_window": window_of(full.mask)}
     lightning = attention_of(config, LightningAttentionConfig)
     return {**keys, "num_attention_heads": lightning.num_heads, "head_dim": lightning.head_dim}
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
+from ...specs.decoder_model import DecoderConfig
 from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...weights.rows import Row
-from ..family import Family
 from ..reading.decoders import (
     WrittenKeys,
     feed_forward_of,
     read_feed_forward,
-    read_rms_norm,
     write_feed_forward,
-    write_rms_norm,
-    write_sizes,
 )
 from ..reading.model_config import ConfigFile
 from ..rows.attention import SPLIT
 from ..rows.decoder import APART, FINAL_NORM, FUSED, LAYER, OURS, TOGETHER, attention, decoder, fused_experts, norms
-from .llama import read_mistral, write_windowed_attention
 
 
 def read_experts(config: ConfigFile) -> MixtureOfExpertsConfig:
@@ -36,46 +31,6 @@ def write_experts(config: DecoderConfig) -> WrittenKeys:
         "num_local_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
     }
-
-
-def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
-    """Return a block of Mixtral."""
-    return DecoderBlockConfig(attention, read_experts(config), read_rms_norm(config))
-
-
-def write_mixtral(config: DecoderConfig, model_type: str) -> WrittenKeys:
-    """Return the keys of Mixtral."""
-    return {
-        **write_sizes(config),
-        **write_windowed_attention(config),
-        **write_rms_norm(config),
-        **write_experts(config),
-    }
-
-
-FAMILIES = (
-    Family(
-        ("mixtral",),
-        read_mistral,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1000000.0,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-        },
-        block=_block,
-        write=write_mixtral,
-        architecture="MixtralForCausalLM",
-    ),
-)
 
 
 def experts_rows() -> list[Row]:
