@@ -57,17 +57,20 @@ def _numbers(rows: int, length: int) -> Array:
     count = 3 if length >= MOST * 2 else 2
     borders = [length * part // count for part in range(1, count)]
     at = np.arange(length) + np.arange(rows)[:, None] % 2
-    return 1 + sum((at >= border).astype(np.int32) for border in borders)
+    return np.asarray(1 + np.sum([at >= border for border in borders], axis=0), np.int32)
 
 
 def _changes(numbers: Array) -> Iterator[slice]:
     """Yield the positions of each document of the first two rows."""
-    spans = {}
-    for row in numbers[:2]:
-        for document in np.unique(row):
-            at = np.flatnonzero(row == document)
-            spans[int(at[0]), int(at[-1]) + 1] = None
-    yield from itertools.starmap(slice, spans)
+    for start, stop in sorted({span for row in numbers[:2] for span in _spans(row)}):
+        yield slice(start, stop)
+
+
+def _spans(row: Array) -> Iterator[tuple[int, int]]:
+    """Yield where each document of a row starts and stops."""
+    for document in np.unique(row):
+        at = np.flatnonzero(row == document)
+        yield int(at[0]), int(at[-1]) + 1
 
 
 def _gap(side: OneSide, layout: Axes, name: str, numbers: Array) -> tuple[Gap, str]:

@@ -75,6 +75,8 @@ def layout_of(side: OneSide, batch_axis: int | None = None) -> Axes:
         if not 0 <= batch_axis < leaf.ndim:
             raise ValueError(f"batch_axis ({batch_axis}) must be an axis of the first input, which has {leaf.ndim}")
         return Axes(main, batch_axis, _time(leaf, rank, batch_axis), True)
+    if _is_keras(side) and rank >= 2 and leaf.ndim > 1:
+        return Axes(main, 0, _time(leaf, rank, 0), True)
     if rank >= 3:
         firsts = [getattr(child, "batch_first", None) for child in side.parts.values()]
         batch = 1 if rank == 3 and leaf.ndim > 1 and False in firsts and True not in firsts else 0
@@ -83,6 +85,11 @@ def layout_of(side: OneSide, batch_axis: int | None = None) -> Axes:
     if rank == 2 and is_sequence:
         return Axes(main, None, 0, False)
     return Axes(main, 0 if rank == 2 and leaf.ndim == 2 else None, None, normalises_batches(side))
+
+
+def _is_keras(side: OneSide) -> bool:
+    """Return whether a side is a model or layer of Keras: axis 0 of their inputs is always that of the batch."""
+    return any(base.__module__.partition(".")[0] == "keras" for base in type(side.root).__mro__)
 
 
 def normalises_batches(side: OneSide) -> bool:

@@ -180,12 +180,12 @@ class _Padded:
             leaves[position] = self._replaced(leaves[position], other.leaves[position], kept)
         outputs, changed_outputs = side.outputs(first), side.outputs(first.with_leaves(leaves))
         short = side.outputs(self._cut(kept, way))
-        axes = scaled_axes(outputs, short)
+        grown = scaled_axes(outputs, short)
         # Attention with further keys behind its tokens (a bias, a zero) has weights of another size: not judged.
         odd = [
-            any(output.shape[axis] != self.length for axis in own) for output, own in zip(outputs, axes, strict=True)
+            any(output.shape[axis] != self.length for axis in own) for output, own in zip(outputs, grown, strict=True)
         ]
-        axes = self._judged(outputs, [() if is_odd else own for own, is_odd in zip(axes, odd, strict=True)], odd, way)
+        axes = self._judged(outputs, [() if is_odd else own for own, is_odd in zip(grown, odd, strict=True)], odd, way)
         where = "left" if is_left else "right"
         names = _of_judged(side.structure, axes)
         real = self._rows(self._kept(outputs, axes, kept), axes)
@@ -229,10 +229,10 @@ class _Padded:
         is_padding = self._is_float and way.name in (*REAL, *HIDDEN, *LENGTHS)
         # A mask of other axes than the module's may broadcast the outputs.
         if is_padding and [one.shape for one in outputs] == [one.shape for one in self.batch.outputs]:
-            pooled = [() if own and not is_odd else None for own, is_odd in zip(self.batch.out, odd, strict=True)]
-            if () in pooled:
+            judged = [bool(own) and not is_odd for own, is_odd in zip(self.batch.out, odd, strict=True)]
+            if any(judged):
                 self.is_pooled = True
-                return pooled
+                return [() if one else None for one in judged]
         raise NotTriedError("no output has an element per token")
 
     def _with_positions(

@@ -1,15 +1,17 @@
-"""Laws without a framework: which calls padding is tried on, and what a report counts."""
+"""Laws without a framework: the axes of a call, which calls padding is tried on, and what a report counts."""
 
 from __future__ import annotations
 
 import types
 
+import numpy as np
 import pytest
 
 from attn_parity.laws import padding
-from attn_parity.laws.layout import Axes
+from attn_parity.laws.layout import Axes, layout_of
 from attn_parity.laws.report import LawsReport, LawVerdict
 from attn_parity.laws.side import NotTriedError
+from attn_parity.sides.subject import Arguments
 
 
 @pytest.mark.parametrize(("inputs", "reason"), [(4, "drawn"), (5, "a mask or a context of its own")])
@@ -31,3 +33,13 @@ def test_summary_counts_the_statuses_that_there_are():
     assert report.passed
     assert not LawsReport(laws[1:2]).passed
     assert not LawsReport([*laws, LawVerdict("a", "broken", "")]).passed
+
+
+@pytest.mark.parametrize(("home", "is_certain"), [("keras.src.models", True), ("mine", False)])
+@pytest.mark.parametrize(("shape", "time"), [((3, 4), None), ((3, 5, 4), 1)])
+def test_axis_0_of_keras_is_the_batch(shape, time, home, is_certain):
+    model = type("Model", (), {"__module__": home})()
+    call = Arguments((np.zeros(shape, "float32"),))
+    subject = types.SimpleNamespace(parameters=dict)
+    side = types.SimpleNamespace(root=model, call=call, names=["x"], words="model", parts={}, subject=subject)
+    assert layout_of(side) == Axes(0, 0, time, is_certain)
