@@ -96,7 +96,7 @@ class MixtureOfExperts(nnx.Module):
     def _weighted(
         self, expert: GatedFeedForward, tokens: Float[Array, "n d"], weight: Float[Array, "n one"]
     ) -> Float[Array, "n d"]:
-        """Return what an expert adds to tokens: its output times their weights, or that of the weighted tokens."""
+        """Return the output of an expert, whose outputs or inputs are multiplied by the weights of the tokens."""
         return expert(tokens * weight) if self.config.weighs == "inputs" else expert(tokens) * weight
 
     def choose(self, tokens: Float[Array, "n d"]) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:

@@ -99,7 +99,7 @@ class MixtureOfExperts(Layer):
     def _weighted(
         self, expert: GatedFeedForward, tokens: Float[Tensor, "n d"], weight: Float[Tensor, "n one"]
     ) -> Float[Tensor, "n d"]:
-        """Return what an expert adds to tokens: its output times their weights, or that of the weighted tokens."""
+        """Return the output of an expert, whose outputs or inputs are multiplied by the weights of the tokens."""
         return expert(tokens * weight) if self.config.weighs == "inputs" else expert(tokens) * weight
 
     def choose(self, tokens: Float[Tensor, "n d"]) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:

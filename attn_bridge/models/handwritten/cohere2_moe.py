@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig, Norm
 from ...specs.feed_forward import FeedForwardConfig
@@ -17,6 +16,7 @@ from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.rms_norm import RMSNormConfig
 from ..family import AttentionLayer, Family
 from ..reading.decoders import (
+    WrittenKeys,
     attention_of,
     feed_forward_of,
     has_experts,
@@ -53,7 +53,7 @@ _PREFIX_PATTERN = "prefix_dense_sliding_window_pattern"
 
 
 def _usual_kind(config: ConfigFile, layer: int) -> str:
-    """Return the kind of a layer without ``layer_types``: the dense layers in front have a pattern of their own."""
+    """Return the kind of a layer without ``layer_types``; dense layers in front have a separate pattern."""
     dense = config.integer("first_k_dense_replace", 0)
     at, key = (layer, _PREFIX_PATTERN) if layer < dense else (layer - dense, "sliding_window_pattern")
     return KINDS[(at + 1) % config.integer(key) != 0]
@@ -115,7 +115,7 @@ def _model(config: ConfigFile) -> dict[str, object]:
     }
 
 
-def write_cohere2_moe(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_cohere2_moe(config: DecoderConfig, model_type: str) -> WrittenKeys:
     """Return the keys of Cohere 2 with experts."""
     attention, sparse = attention_of(config, GroupedQueryAttentionConfig), has_experts(config)
     kinds = list(zip(config.blocks, sparse, strict=True))
@@ -126,7 +126,7 @@ def write_cohere2_moe(config: DecoderConfig, model_type: str) -> dict[str, Any]:
         for (_, is_sparse), position, kind in zip(kinds, positions, windows["layer_types"], strict=True)
     )
     eps = config.blocks[0].norm.eps
-    keys = {
+    keys: WrittenKeys = {
         **write_sizes(config),
         **write_heads(attention),
         **_write_positions(next((each for each in positions if each is not None), None)),
@@ -145,7 +145,7 @@ def write_cohere2_moe(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     return keys
 
 
-def _write_positions(position: object) -> dict[str, Any]:
+def _write_positions(position: object) -> WrittenKeys:
     """Return the keys of rotary positions, which `transformers` reads from ``rope_parameters`` alone."""
     keys = write_rotary(position)
     if keys:
@@ -154,7 +154,7 @@ def _write_positions(position: object) -> dict[str, Any]:
     return keys
 
 
-def _write_experts(experts: MixtureOfExpertsConfig) -> dict[str, Any]:
+def _write_experts(experts: MixtureOfExpertsConfig) -> WrittenKeys:
     """Return the keys of the experts."""
     shared, width = experts.shared, experts.expert.hidden_dim
     if shared is not None and shared.hidden_dim % width:

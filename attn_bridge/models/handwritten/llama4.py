@@ -1,12 +1,10 @@
-"""Llama 4: layers that see a chunk of the text, with rotary positions, between layers that see all of it, without.
+"""Llama 4: most layers attend within chunks and have rotary positions; the others attend to all earlier tokens.
 
-Those without positions scale their queries by a temperature (arXiv 2501.19399). Experts read what the router's weights
-multiply.
+Layers without positions scale their queries by a temperature (arXiv 2501.19399). The router's weights multiply the
+inputs of experts.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from ...masks import Mask, causal, chunked
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
@@ -16,6 +14,7 @@ from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
 from ..reading.decoders import (
+    WrittenKeys,
     attention_of,
     feed_forward_of,
     has_experts,
@@ -84,7 +83,7 @@ def _sparse_layers(config: ConfigFile) -> list[int] | range:
     return listed
 
 
-def write_llama4(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+def write_llama4(config: DecoderConfig, model_type: str) -> WrittenKeys:
     """Return the keys of Llama 4."""
     first = attention_of(config, GroupedQueryAttentionConfig)
     attentions = [each.attention for each in config.blocks if isinstance(each.attention, GroupedQueryAttentionConfig)]
@@ -94,7 +93,7 @@ def write_llama4(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     tuned = next((each.temperature for each in attentions if each.temperature is not None), None)
     sizes = [each.mask.reach for each in attentions if each.mask != causal()]
     sparse = has_experts(config)
-    keys = {
+    keys: WrittenKeys = {
         **write_sizes(config),
         **write_heads(first),
         **write_rms_norm(config),
@@ -151,7 +150,7 @@ FAMILIES = (
 
 
 def _experts() -> list[Row]:
-    """Return rows of router, of all experts of a layer in two tensors, gates beside ups, and of the shared layers."""
+    """Return rows of router and shared layers, and of a layer's experts: gates beside ups in one tensor, and downs."""
     theirs, expert = f"{LAYER}{_FEED_FORWARD}.", f"{OURS}ff.experts.{{j}}."
     both = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
     down = (f"{expert}fc3.weight",)
