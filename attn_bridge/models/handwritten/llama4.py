@@ -150,7 +150,7 @@ FAMILIES = (
 
 
 def _experts() -> list[Row]:
-    """Return rows of router and shared layers, and of a layer's experts: gates beside ups in one tensor, and downs."""
+    """Return rows of router, shared layers, and the two tensors that hold all experts of a layer."""
     theirs, expert = f"{LAYER}{_FEED_FORWARD}.", f"{OURS}ff.experts.{{j}}."
     both = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
     down = (f"{expert}fc3.weight",)
