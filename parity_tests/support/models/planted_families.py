@@ -102,7 +102,7 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
             yield "rotary base not the default", constant("position.theta", 77.0)
         if "position.alpha" in fields:
             yield "base not stretched", with_field("position.alpha", None)
-        if "position.dim" not in fields:
+        if "position.dim" not in fields and description.model_type != "roformer":  # which has no key of the part
             partial = fields.get("position.partial", KeySource(value=False)).value
             yield "rotary part", constant("position.partial", not partial)
         if len(fields["position.kinds"].value) == 1:
