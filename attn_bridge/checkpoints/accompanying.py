@@ -206,7 +206,17 @@ def find(source: Path, *, is_folder: bool, has_config: bool) -> tuple[tuple[str,
                 _opened(folder, name).close()
             except CheckpointError as error:
                 problems[name] = str(error)
-    return tuple(name for name in names if name not in problems), tuple(_notes(problems))
+    left_out = [f"left out, as its weights are not the model's: {printable(name)}" for name in _modules(folder)]
+    return tuple(name for name in names if name not in problems), (*_notes(problems), *left_out)
+
+
+def _modules(folder: Path) -> list[str]:
+    """Return the folders of sentence-transformers' further modules that have weights, such as ``2_Dense``."""
+    if not (folder / "modules.json").is_file():
+        return []
+    modules = sorted(path.name for path in folder.iterdir() if re.fullmatch(r"[0-9]+_\w+", path.name))
+    weights = ("model.safetensors", "pytorch_model.bin")
+    return [name for name in modules if any((folder / name / file).is_file() for file in weights)]
 
 
 def _opened(folder: Path, name: str) -> File:

@@ -218,6 +218,9 @@ def _older(run: Path, chosen: Mapping[str, int | str]) -> str:
 def _undecided(folder: Path) -> str:
     """Return why a folder is not read: it contains several checkpoints, or none."""
     suffixes = ENDINGS.keys() | TRAINERS.keys()
+    index = next((below.name for below in folder.iterdir() if below.name.endswith(".msgpack.index.json")), "")
+    if index:
+        return f"{mistaken.FLAX_SHARDS} ({printable(index)})"
     names = sorted(below.name for below in folder.iterdir() if below.suffix in suffixes)
     names = [name for name in names if not mistaken.is_state(name)]
     if names:

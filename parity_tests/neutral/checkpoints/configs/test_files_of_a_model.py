@@ -30,6 +30,17 @@ def with_config(path, name="hf-llama", **keys):
     return path
 
 
+def test_weights_of_further_modules_of_sentence_transformers_are_named(tmp_path):
+    source = with_config(tmp_path / "hf")
+    for name in ("1_Pooling", "2_Dense"):
+        (source / name).mkdir()
+    (source / "2_Dense" / "model.safetensors").write_bytes(b"")
+    note = "left out, as its weights are not the model's: 2_Dense"
+    assert note not in checkpoints.plan(source, tmp_path / "out").notes
+    (source / "modules.json").write_text("[]")
+    assert note in checkpoints.plan(source, tmp_path / "out").notes
+
+
 # ---- the dtype in config.json
 
 NAMED = {
