@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
-Call = TypeVar("Call", bound=Callable[..., Any])
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 _MASKS = ("attention_mask", "mask")
 _INPUTS = ("x", "query", "tokens", "ids")
@@ -69,8 +70,8 @@ OURS: dict[str, tuple[tuple[str, ...], str]] = {
 """Name of a keyword elsewhere -> the names that may take its place, the first that a call has, and how they differ."""
 
 
-def names_ours(call: Call) -> Call:
-    """Decorate a call: one that gets a keyword of another library says which of its own to use.
+def names_ours(call: Callable[P, Result]) -> Callable[P, Result]:
+    """Decorate a call, to refuse keywords of other libraries by a message that names ours.
 
     Raises:
         TypeError: a keyword in `OURS` that `call` has not; any other is left to Python.
@@ -78,17 +79,17 @@ def names_ours(call: Call) -> Call:
     foreign, parameters = foreign_names(call), inspect.signature(call).parameters
 
     @functools.wraps(call)
-    def run(*arguments: Any, **options: Any) -> Any:
+    def run(*arguments: P.args, **options: P.kwargs) -> Result:
         for name in options:
             if name in foreign:
                 owner = type(arguments[0]).__name__ if "self" in parameters else call.__name__
                 raise TypeError(advice(owner, name, parameters))
         return call(*arguments, **options)
 
-    return run  # type: ignore[return-value]
+    return run
 
 
-def foreign_names(call: Callable[..., Any]) -> frozenset[str]:
+def foreign_names(call: Callable[..., object]) -> frozenset[str]:
     """Return the names in `OURS` that a call does not take."""
     parameters = inspect.signature(call).parameters
     if any(row.kind is inspect.Parameter.VAR_KEYWORD for row in parameters.values()):

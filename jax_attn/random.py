@@ -160,7 +160,7 @@ def is_tracing() -> bool:
 
 
 def _is_recomputed() -> bool:
-    """Whether `jax.checkpoint` records operations, as far as the traces of JAX say; it refuses the others itself."""
+    """Return whether `jax.checkpoint` records operations, as far as traces show; it refuses the others itself."""
     trace = getattr(jnp.zeros(()), "_trace", None)
     while trace is not None:
         recorded = getattr(getattr(getattr(trace, "frame", None), "debug_info", None), "traced_for", None)

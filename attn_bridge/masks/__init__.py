@@ -5,7 +5,7 @@ comparisons and logic, so it works on the index arrays of NumPy, torch and JAX a
 ``|``, also with a bool array of shape ``(B, S)`` or broadcastable to ``(B, H, T, S)``, or with integers 0 and 1 of
 shape ``(B, S)``; ``mask.offset(n)`` is the same mask seen by queries that start at position ``n``. Positions are
 indices in the sequence, padding included; attention counts chunks, blocks and a prefix from the first token that an
-array ``(B, S)`` shows, so that a sequence with padding on the left gets what it gets alone.
+array ``(B, S)`` shows, so that padding on the left changes no sequence.
 
 Without an offset, query ``i`` is position ``i`` whatever the number of keys: ``causal()`` shows it keys ``0..i``.
 """

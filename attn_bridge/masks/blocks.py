@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from .description import Interval, Mask, Positions
+from .description import Bools, Integers, Interval, Mask, Positions
 from .positions import positive
 
 
@@ -21,7 +20,7 @@ class BlockCausal(Mask):
     def counts_tokens(self) -> bool:
         return True
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return key_positions // self.size <= query_positions // self.size
 
     def visibility(self, queries: range, keys: range) -> bool | None:
@@ -44,10 +43,10 @@ class BlockDiffusion(Mask):
     def counts_tokens(self) -> bool:
         return True
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return self.allowed_behind(0, query_positions, key_positions)
 
-    def allowed_behind(self, padding: Any, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed_behind(self, padding: Integers, query_positions: Positions, key_positions: Positions) -> Bools:
         query_is_clean, key_is_clean = query_positions >= self.tokens, key_positions >= self.tokens
         # Both halves are the same tokens, padding included.
         query_block = (query_positions % self.tokens - padding) // self.size

@@ -8,11 +8,17 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from .. import validation
+
+Integers: TypeAlias = Any
+"""An array of integers, of any backend."""
+
+Bools: TypeAlias = Any
+"""A bool array, of any backend."""
 
 Interval = tuple[np.ndarray, np.ndarray]
 """First visible key of each query, and the end (exclusive) of its visible keys."""
@@ -36,7 +42,7 @@ class Mask:
 
     __array_ufunc__ = None  # NumPy arrays leave `array & mask` to `Mask.__rand__`
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         """Return the bool array of visible pairs.
 
         Args:
@@ -134,7 +140,7 @@ class Mask:
         """
         return Offset(self, integer("n", n), integer("keys", keys))
 
-    def behind(self, padding: Any) -> Mask:
+    def behind(self, padding: Integers) -> Mask:
         """Return this mask for sequences that each begin with some padding.
 
         Args:
@@ -142,7 +148,7 @@ class Mask:
         """
         return Behind(padding, self) if self.counts_tokens else self
 
-    def allowed_behind(self, padding: Any, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed_behind(self, padding: Integers, query_positions: Positions, key_positions: Positions) -> Bools:
         """Return the bool array of visible pairs for sequences that begin with padding, as `behind` takes it."""
         return self.allowed(query_positions - padding, key_positions - padding)
 
@@ -208,7 +214,7 @@ class ArrayMask(OfArrays):
 
     array: Any
 
-    def allowed(self, query_positions: object, key_positions: object) -> Any:
+    def allowed(self, query_positions: object, key_positions: object) -> Bools:
         """Return the array with the axes of heads and queries added where it is ``(B, S)``."""
         return self.array[:, None, None, :] if self.array.ndim == 2 else self.array
 
@@ -236,7 +242,7 @@ class ArrayMask(OfArrays):
 class Behind(OfArrays):
     """A mask for sequences that begin with some padding, ``(B, 1, 1, 1)``, which hides nothing itself."""
 
-    padding: Any
+    padding: Integers
     mask: Mask
 
     def arrays(self) -> Iterator[Any]:
@@ -248,7 +254,7 @@ class Behind(OfArrays):
     def check_sizes(self, batch: int, tokens: int = 0) -> None:
         validation.check_mask_rows("padding of a mask", self.padding.shape[0], batch)
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return self.mask.allowed_behind(self.padding, query_positions, key_positions)
 
     def first_key(self, query: int) -> int:
@@ -293,10 +299,10 @@ class Offset(Mask):
     def counts_tokens(self) -> bool:
         return self.mask.counts_tokens
 
-    def behind(self, padding: Any) -> Mask:
+    def behind(self, padding: Integers) -> Mask:
         return Offset(self.mask.behind(padding), self.n, self.keys)
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return self.mask.allowed(query_positions + self.n, key_positions + self.keys if self.keys else key_positions)
 
     def visibility(self, queries: range, keys: range) -> bool | None:
@@ -317,7 +323,7 @@ class Combined(Mask):
 
     parts: tuple[Mask, ...]
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         answers = (part.allowed(query_positions, key_positions) for part in self.parts)
         return functools.reduce(self._combine, answers)
 
@@ -348,7 +354,7 @@ class Combined(Mask):
     def counts_tokens(self) -> bool:
         return any(part.counts_tokens for part in self.parts)
 
-    def behind(self, padding: Any) -> Mask:
+    def behind(self, padding: Integers) -> Mask:
         return type(self)(tuple(part.behind(padding) for part in self.parts))
 
     def picked(self, keys: object) -> Mask:

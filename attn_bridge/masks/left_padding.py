@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
 
-from .description import AllOf, ArrayMask, Mask, parts_of
+from .description import AllOf, ArrayMask, Bools, Integers, Mask, parts_of
 
 
-def left_padding(mask: Mask) -> Any:
+def left_padding(mask: Mask) -> Integers:
     """Return how many keys a mask's bool arrays ``(B, S)`` hide in front of the first that they show, ``(B, 1)``.
 
     None for a mask without such arrays, alone or joined to others by ``&``.
@@ -19,7 +18,7 @@ def left_padding(mask: Mask) -> Any:
     return None if shown is None else (shown.cumsum(-1) == 0).sum(-1)[:, None]
 
 
-def counting_tokens(mask: Mask, may_hide: Callable[[Any], bool]) -> Mask:
+def counting_tokens(mask: Mask, may_hide: Callable[[Bools], bool]) -> Mask:
     """Return a mask whose parts count each sequence from its first token, not from the padding in front of it.
 
     Args:
@@ -34,7 +33,7 @@ def counting_tokens(mask: Mask, may_hide: Callable[[Any], bool]) -> Mask:
     return mask.behind(left_padding(ArrayMask(shown))[:, None, None])
 
 
-def _padding(mask: Mask) -> Any:
+def _padding(mask: Mask) -> Bools | None:
     """Return the tokens ``(B, S)`` that all padding masks show; None without any."""
     parts = parts_of(mask, AllOf)
     arrays = [part.array for part in parts if isinstance(part, ArrayMask) and part.array.ndim == 2]

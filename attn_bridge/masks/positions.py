@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from .description import Interval, Mask, Positions, as_mask, integer
+from .description import Bools, Interval, Mask, Positions, as_mask, integer
 
 _LARGEST = 2**31 - 1
 
@@ -20,7 +19,7 @@ _FAR = 2**62
 class Full(Mask):
     """Every query sees every key."""
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return (query_positions == query_positions) | (key_positions == key_positions)  # all True, of the full shape
 
     def visibility(self, queries: range, keys: range) -> bool | None:
@@ -40,7 +39,7 @@ class Full(Mask):
 class Causal(Mask):
     """Keys up to the query."""
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return key_positions <= query_positions
 
     def visibility(self, queries: range, keys: range) -> bool | None:
@@ -56,7 +55,7 @@ class SlidingWindow(Mask):
 
     size: int
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         distance = query_positions - key_positions
         return (distance >= 0) & (distance < self.size)
 
@@ -87,7 +86,7 @@ class Chunked(Mask):
     def counts_tokens(self) -> bool:
         return True
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return (key_positions <= query_positions) & (key_positions // self.size == query_positions // self.size)
 
     def visibility(self, queries: range, keys: range) -> bool | None:
@@ -118,7 +117,7 @@ class Prefix(Mask):
     def counts_tokens(self) -> bool:
         return True
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return (key_positions <= query_positions) | (key_positions < self.size)
 
     def visibility(self, queries: range, keys: range) -> bool | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import validation
-from .description import Mask, OfArrays, Positions
+from .description import Bools, Mask, OfArrays, Positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,7 +17,7 @@ class Padding(OfArrays):
 
     lengths: Any
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return key_positions < self.lengths
 
     def offset(self, n: int, *, keys: int = 0) -> Mask:
@@ -33,7 +33,7 @@ class Documents(OfArrays):
 
     ids: Any
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return (self.ids[:, query_positions] == self.ids[:, key_positions])[:, None]
 
     def check_sizes(self, batch: int, tokens: int = 0) -> None:
@@ -60,7 +60,7 @@ class Equal(OfArrays):
     of_queries: object
     of_keys: object
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return self.of_queries == self.of_keys
 
 

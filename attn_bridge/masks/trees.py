@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import validation
-from .description import ArrayMask, Mask, OfArrays, Positions
+from .description import ArrayMask, Bools, Mask, OfArrays, Positions
 from .positions import at_least_zero
 
 
@@ -24,7 +24,7 @@ class Tree(OfArrays):
         """Tokens in front of the tree."""
         return int(self.seen.shape[2] - self.seen.shape[1])
 
-    def allowed(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         nodes = (query_positions - self.context).clip(0)
         is_in_tree = (query_positions >= self.context) | (key_positions < self.context)
         return (self.seen[:, nodes, key_positions] & is_in_tree)[:, None]

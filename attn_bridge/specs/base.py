@@ -79,17 +79,17 @@ def _without_config(name: str, config: type[Config], sizes: Mapping[str, object]
     return f"{name} takes a config, not sizes; use {name}({config.__name__}({', '.join(shown) or '...'}))"
 
 
-def _without_sizes(name: str, config: type[Config], given: Config | Mapping[str, object]) -> str:
+def _without_sizes(name: str, config: type[Config], argument: Config | Mapping[str, object]) -> str:
     """Return the message that takes sizes out of a config or a dict, and shows those that are missing."""
-    kind = type(given).__name__
+    kind = type(argument).__name__
     fields = {field.name: field.default for field in dataclasses.fields(config)}
-    if isinstance(given, Mapping):
+    if isinstance(argument, Mapping):
         needed = {field for field, default in fields.items() if default is dataclasses.MISSING}
-        if needed <= given.keys() <= fields.keys():
+        if needed <= argument.keys() <= fields.keys():
             return f"{name} takes sizes, not a {kind}; use {name}(**config)"
-        sizes = dict(given)
+        sizes = dict(argument)
     else:
-        sizes = vars(given)
+        sizes = vars(argument)
     shown = [
         f"{field}={printable(repr(sizes[field])) if field in sizes else '...'}"
         for field, default in fields.items()
@@ -150,17 +150,17 @@ class Config:
 
     @classmethod
     def spreads(cls, constructor: Callable[P, None]) -> Callable[P, None]:
-        """Decorate the constructor of a module that takes the fields of this config: it refuses a config, or a dict.
+        """Decorate the constructor of a module that takes the fields of this config, to refuse a config or a dict.
 
         Raises:
-            TypeError: a config or a dict in place of the sizes; the message puts them into a call.
+            TypeError: a config or a dict as the first argument; the message puts its sizes into a call.
         """
 
         @functools.wraps(constructor)
         def construct(*arguments: P.args, **options: P.kwargs) -> None:
-            given = arguments[1] if len(arguments) > 1 else options.get("config")
-            if isinstance(given, (Config, Mapping)):
-                raise TypeError(_without_sizes(type(arguments[0]).__name__, cls, given))
+            argument = arguments[1] if len(arguments) > 1 else options.get("config")
+            if isinstance(argument, (Config, Mapping)):
+                raise TypeError(_without_sizes(type(arguments[0]).__name__, cls, argument))
             constructor(*arguments, **options)
 
         return construct
