@@ -31,6 +31,22 @@ MODELS = {
     "GPTModel": specs.GPTModelConfig(11, 9, 8, 2, 1, qkv_bias=True),
     "BertEncoder": specs.BertEncoderConfig(11, 8, 2, 1, 12, 9),
 }
+CROSS_BLOCK = specs.EncoderDecoderBlockConfig(
+    specs.GroupedQueryAttentionConfig(8, 2), FEED, NORM, specs.CrossAttentionConfig(8, 2)
+)
+PARTS = {
+    "DecoderBlock": EXPERTS,
+    "TokenPrediction": specs.TokenPredictionConfig(BLOCK),
+    "EncoderDecoderModel": specs.EncoderDecoderConfig(
+        11,
+        specs.StackConfig(
+            8, (specs.EncoderDecoderBlockConfig(specs.GroupedQueryAttentionConfig(8, 2), FEED, NORM),), 6
+        ),
+        specs.StackConfig(8, (CROSS_BLOCK,), 6),
+    ),
+}
+"""Classes that are called in other ways."""
+
 NAMES = [
     variant.name
     for variant in specs.VARIANTS
@@ -42,7 +58,7 @@ def build(name: str, **options: object) -> nnx.Module:
     options = {"rngs": nnx.Rngs(0), **options}
     if name in MODULES:
         return getattr(jax_attn, name)(**MODULES[name], **options)
-    config = MODELS.get(name) or specs.find_variant(name).examples[0].config
+    config = {**MODELS, **PARTS}.get(name) or specs.find_variant(name).examples[0].config
     module = getattr(jax_attn, name)(config, **options)
     module.eval()
     return module
@@ -66,7 +82,7 @@ def is_projected(path: tuple, name: str) -> bool:
     return leaf in ("kernel", "bias") and not re.search("conv|norm|emb", layer)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *PARTS])
 def test_initialisers_draw_every_projection_and_nothing_else(name):
     options = {"kernel_init": nnx.initializers.constant(0.25), "bias_init": nnx.initializers.constant(-3.0)}
     own, default = (nnx.to_flat_state(nnx.state(build(name, **one), nnx.Param)) for one in (options, {}))
@@ -112,6 +128,13 @@ def test_every_implementation_has_the_precision_of_the_call(implementation, deri
     )
     total, highest = products(derivative(jax.jit(lambda x: module(x).sum())), jnp.ones((1, 300, 8)))
     assert total == highest > 3
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_have_the_precision(name):
+    parts = [part for _, part in nnx.iter_modules(build(name, precision="highest")) if isinstance(part, nnx.Linear)]
+    assert len(parts) > 3
+    assert {part.precision for part in parts} == {"highest"}
 
 
 def test_without_a_precision_a_call_takes_that_of_the_context():
