@@ -211,6 +211,7 @@ def _make_families(path: Path) -> None:
         f"| `{one.model_type}` | `{one.layout}` | {one.proof['configs_equal']} | {one.proof['configs_refused']} "
         f"| {one.proof['gradients']} |"
         for one in known.DESCRIPTIONS
+        if one.proof
     ]
     lines = ["| `model_type` | tensors as in | configs equal | refused | gradients |", "|---|---|---|---|---|", *rows]
     page = PACKAGED.sub(lambda _: "\n".join((*lines, "")), path.read_text(encoding="utf-8"), count=1)
@@ -222,11 +223,13 @@ def _make_families(path: Path) -> None:
 def _surveyed(listed: str) -> str:
     """Return the lists of families: proven, run by a file written by hand, refused, and those that `listed` lacks."""
     from attn_bridge.models import families
+    from attn_bridge.models.derived import known
 
     document = json.loads(SURVEY.read_text(encoding="utf-8"))
     before = set(re.findall(r"`([\w-]+)`", listed))
     found = document["families"]
     hand = {name for file in families.HAND_WRITTEN for one in file.FAMILIES for name in one.model_types}
+    hand |= {one.model_type for one in known.DESCRIPTIONS if not one.proof}
     proven = [name for name, one in found.items() if one["kind"] == "proven"]
     by_hand = [name for name in found if name in hand and name not in proven]
     rest = [name for name in found if name not in proven and name not in by_hand]

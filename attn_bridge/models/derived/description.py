@@ -107,7 +107,7 @@ class Description:
         libraries: other libraries with files of the family, by the names of their tables of attention ("meta").
         even_heads: whether `transformers` has no model whose number of heads does not divide the width.
         renamed: key -> value in files -> the value that `transformers` reads it as.
-        proof: versions, and the counts of comparisons.
+        proof: versions, and the counts of comparisons; empty for data written by hand, which the tests prove.
     """
 
     model_type: str

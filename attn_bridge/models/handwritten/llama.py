@@ -1,7 +1,4 @@
-"""Llama and the families with its structure: Mistral (a window), Qwen 2 (biases), Qwen 3 (norms of q and k).
-
-Their tensors by the names of `transformers`, and Llama by those of Meta's own files.
-"""
+"""Tensors of Llama and the families with its structure: by the names of `transformers`, and of Meta's own files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral (arXiv 2401.04088): Mistral with experts, each of which is a gated feed-forward."""
+"""Mixtral (arXiv 2401.04088): its tensors, and experts whose router takes the softmax over the chosen ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen 3 with experts, but for the layers that its config leaves dense."""
+"""Qwen3-MoE: its tensors, and which layers its config leaves dense."""
 
 from __future__ import annotations
 
