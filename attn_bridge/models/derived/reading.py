@@ -389,7 +389,10 @@ class FamilyReader:
 
     def _write_masks(self, config: DecoderConfig) -> dict[str, object]:
         """Return the keys of the kinds of layers, and of their window."""
-        rule, masks = self.description.fields["layers.rule"].value, write_windows(config)
+        rule = self.description.fields["layers.rule"].value
+        if rule == "full":
+            return {}
+        masks = write_windows(config)
         if rule in ("types", "types or window"):
             return masks
         if rule == _LATE:  # older versions of transformers know windows by their first layer alone
