@@ -167,9 +167,13 @@ class FamilyReader:
 
     def model(self, config: ConfigFile) -> dict[str, Any]:
         """Return the arguments of a model other than blocks, vocabulary and width."""
-        values = self.part(config, "sparse")
-        if "experts.num_experts" in self.description.fields and not any(
-            experts.is_sparse(config, layer, values) for layer in range(config.integer("num_hidden_layers"))
+        values, of_experts = self.part(config, "sparse"), self.part(config, "experts")
+        if (
+            of_experts
+            and not of_experts.get("may_be_dense")
+            and not any(
+                experts.is_sparse(config, layer, values) for layer in range(config.integer("num_hidden_layers"))
+            )
         ):
             # Its tensors would be those of another family, whose layout claims them.
             raise ValueError(f"no layer of {config.model_type} has experts, which needs at least one")
