@@ -87,7 +87,7 @@ class GatedDeltaNet(RecurrentLayer):
             key,
             value,
             recurrence.log_decay(self.W_alpha(batch), self.dt_bias, self.A_log),
-            jax.nn.sigmoid(self.W_beta(batch).astype(key.dtype)),
+            jax.nn.sigmoid(self.W_beta(batch).astype(key.dtype)) * (2.0 if self.config.negative else 1.0),
             state=states[0],
             form=form,
             **functional.attention_arguments(self),

@@ -33,7 +33,7 @@ def reference(
     query, key = (split_heads(joined[:, start : start + width], config.num_heads) for start in (0, width))
     value = split_heads(joined[:, 2 * width :], config.num_value_heads)
     gate = split_heads(_project(x, parameters, "W_gate"), config.num_value_heads)
-    beta = 1.0 / (1.0 + np.exp(-_project(x, parameters, "W_beta")))
+    beta = (2.0 if config.negative else 1.0) / (1.0 + np.exp(-_project(x, parameters, "W_beta")))
     step = np.log(1.0 + np.exp(_project(x, parameters, "W_alpha") + as_double(parameters["dt_bias"])))
     decay = np.exp(-np.exp(as_double(parameters["A_log"])) * step)
     contexts = []

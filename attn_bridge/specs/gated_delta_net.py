@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .base import DERIVED, Axis, Example, Parameter, Variant, linear, short_convolution, vector
+from .base import DERIVED, LATER, Axis, Example, Parameter, Variant, linear, short_convolution, vector
 from .delta_rule import DeltaRuleConfig
 from .model import below
 
@@ -22,6 +22,8 @@ class GatedDeltaNetConfig(DeltaRuleConfig):
         d_out: width of the output; `d_in` by default.
         conv_size: tokens that the convolution sees, the token itself included.
         eps: constant added to the mean square in the norm of the context.
+        negative: whether beta is from 0 to 2, so that eigenvalues of a state's transition may be negative (OLMo hybrid,
+            arXiv 2411.12537); from 0 to 1 otherwise.
     """
 
     d_in: int
@@ -32,6 +34,7 @@ class GatedDeltaNetConfig(DeltaRuleConfig):
     d_out: int = DERIVED
     conv_size: int = 4
     eps: float = 1e-6
+    negative: bool = dataclasses.field(default=False, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "num_heads", "conv_size")
@@ -44,6 +47,7 @@ class GatedDeltaNetConfig(DeltaRuleConfig):
         self._require_positive_ints("num_value_heads", "head_dim", "value_head_dim", "d_out")
         self._require_multiple("num_value_heads", "num_heads")
         self._require_positive_number("eps")
+        self._require_bools("negative")
 
     @property
     def states(self) -> int:
@@ -81,6 +85,7 @@ EXAMPLES = (
     Example("two-chunks", GatedDeltaNetConfig(4, 2, conv_size=2), tokens=66, batch=None),
     Example("as-many-tokens-as-heads", GatedDeltaNetConfig(6, 3, conv_size=3), tokens=3),
     Example("one-token", GatedDeltaNetConfig(6, 3), tokens=1, batch=2),
+    Example("olmo-hybrid", GatedDeltaNetConfig(6, 2, negative=True), tokens=66, mask="padding"),
 )
 
 VARIANT = Variant(

@@ -50,7 +50,7 @@ def gated_delta_rule(
         log_decay: ``(B, T, H)``, 0 or less: its exponential is the share of the state that remains; or
             ``(B, T, H, D)``, for each channel of the key (Kimi Delta Attention, arXiv 2510.26692): take small chunks
             then, such as `CHANNEL_CHUNK_SIZE`, since a chunk holds a decay per channel and pair of tokens.
-        beta: ``(B, T, H)``, from 0 (writes nothing) to 1 (replaces the former value).
+        beta: ``(B, T, H)``, from 0 (writes nothing) over 1 (replaces the former value) to 2 (reflects it).
         state: ``(B, H, D, Dv)`` that earlier tokens left; None is zeros.
         form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
         chunk_size: tokens of a chunk.
