@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -94,11 +95,10 @@ def joined(pieces: Mapping[int, Placement]) -> Placement:
 
 def common(source: Placement, target: Placement) -> Iterator[tuple[Placement, Placement]]:
     """Yield the placements of the same rows of ours on two sides, each in one tensor."""
-    for one in source.pieces:
-        for other in target.pieces:
-            start, stop = max(one.start, other.start), min(one.start + one.rows, other.start + other.rows)
-            if start < stop or one.rows == other.rows == 0:
-                yield one.narrowed(start, stop), other.narrowed(start, stop)
+    for left, right in itertools.product(source.pieces, target.pieces):
+        start, stop = max(left.start, right.start), min(left.start + left.rows, right.start + right.rows)
+        if start < stop or left.rows == right.rows == 0:
+            yield left.narrowed(start, stop), right.narrowed(start, stop)
 
 
 def refined(left: Sequence[Axes], right: Sequence[Axes]) -> list[tuple[int, int, int]]:

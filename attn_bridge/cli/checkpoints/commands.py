@@ -118,7 +118,7 @@ def convert(
     hf-mamba, hf-jamba, hf-lfm2, hf-lfm2-moe, hf-gemma3n, hf-gemma4, hf-gemma4-moe, hf-llama4,
     hf-cohere2-moe, hf-roformer,
     hf-granitemoehybrid,
-    hf-granitemoehybrid-dense, hf-falcon-h1, hf-nemotron-h, hf-minimax,
+    hf-granitemoehybrid-dense, hf-falcon-h1, hf-nemotron-h, hf-minimax, hf-kimi-linear, hf-olmo-hybrid,
     hf-bloom, hf-bart, hf-whisper, meta-llama,
     openai-gpt-oss, book-llama3, book-qwen3, book-gemma3, tunix-llama3, tunix-qwen2, tunix-qwen3,
     tunix-gemma3, gemma-linen, maxtext, vllm, gguf-llama, gguf-qwen, gguf-gemma, gguf-gpt2,

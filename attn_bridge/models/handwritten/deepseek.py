@@ -143,15 +143,7 @@ def write_deepseek(config: DecoderConfig, model_type: str) -> dict[str, object]:
     position = attention.position
     return {
         **write_sizes(config),
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_heads,
-        "kv_lora_rank": attention.latent_dim,
-        "q_lora_rank": attention.query_dim,
-        "qk_nope_head_dim": attention.nope_dim,
-        "qk_rope_head_dim": attention.rope_dim,
-        "v_head_dim": attention.value_dim,
-        "attention_bias": attention.bias,
-        "attention_dropout": attention.dropout,
+        **write_latent(attention),
         **write_rotary(position),
         **(
             {"rope_interleave": getattr(position, "pairing", "") == "interleaved"}
@@ -162,7 +154,22 @@ def write_deepseek(config: DecoderConfig, model_type: str) -> dict[str, object]:
         **write_rms_norm(config),
         **({} if all(sparse) else write_feed_forward(feed_forward_of(config, FeedForwardConfig), bias=dense)),
         "first_k_dense_replace": sparse.index(True) if any(sparse) else len(sparse),
-        **(_write_experts(feed_forward_of(config, MixtureOfExpertsConfig), is_3) if any(sparse) else {}),
+        **(write_shared_experts(feed_forward_of(config, MixtureOfExpertsConfig), is_3) if any(sparse) else {}),
+    }
+
+
+def write_latent(attention: MultiHeadLatentAttentionConfig) -> dict[str, object]:
+    """Return the keys of latent attention, except its positions."""
+    return {
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_heads,
+        "kv_lora_rank": attention.latent_dim,
+        "q_lora_rank": attention.query_dim,
+        "qk_nope_head_dim": attention.nope_dim,
+        "qk_rope_head_dim": attention.rope_dim,
+        "v_head_dim": attention.value_dim,
+        "attention_bias": attention.bias,
+        "attention_dropout": attention.dropout,
     }
 
 
@@ -177,7 +184,7 @@ def _write_indexer(attention: MultiHeadLatentAttentionConfig) -> dict[str, objec
     }
 
 
-def _write_experts(experts: MixtureOfExpertsConfig, is_3: bool) -> dict[str, object]:
+def write_shared_experts(experts: MixtureOfExpertsConfig, has_groups: bool) -> dict[str, object]:
     """Return the keys of the experts; `transformers` has no model without shared layers, nor V3 without groups."""
     width, shared, groups = experts.expert.hidden_dim, experts.shared, experts.router.groups
     if shared is None or shared.hidden_dim % width:
@@ -191,13 +198,13 @@ def _write_experts(experts: MixtureOfExpertsConfig, is_3: bool) -> dict[str, obj
         "norm_topk_prob": experts.router.normalise,
         "routed_scaling_factor": experts.router.scale,
     }
-    if groups is not None or is_3:
+    if groups is not None or has_groups:
         written |= (
             {"n_group": groups.number, "topk_group": groups.chosen} if groups else {"n_group": 1, "topk_group": 1}
         )
     return (
         written
-        if is_3
+        if has_groups
         else {**written, "mlp_bias": shared.bias, "topk_method": "greedy" if groups is None else "group_limited_greedy"}
     )
 

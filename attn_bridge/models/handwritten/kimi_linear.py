@@ -1,40 +1,78 @@
-"""Kimi Linear (arXiv 2510.26692): Kimi Delta Attention, and in every fourth layer MLA without positions."""
+"""Kimi Linear (arXiv 2510.26692): Kimi Delta Attention, and in every fourth layer MLA without positions.
+
+Layers have experts, as in DeepSeek V3, but for the first one.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+from ...printable import printable
+from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import FeedForwardConfig
 from ...specs.kimi_delta_attention import KimiDeltaAttentionConfig
+from ...specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
-from ..reading.model_config import ConfigFile
-from ..rows.attention import Table
-from .deepseek import table as latent_table
-
-_LAYERS: Table = tuple(
-    Row(f"{theirs}.weight", (f"{ours}.weight",))
-    for theirs, ours in (
-        ("q_proj", "W_query"),
-        ("k_proj", "W_key"),
-        ("v_proj", "W_value"),
-        ("b_proj", "W_beta"),
-        ("forget_gate.f_a_proj", "W_decay_down"),
-        ("forget_gate.f_b_proj", "W_decay_up"),
-        ("g_a_proj", "W_gate_down"),
-        ("g_b_proj", "W_gate_up"),
-        ("conv1d", "conv1d"),
-        ("o_proj", "out_proj"),
-    )
+from ..reading.decoders import (
+    WrittenKeys,
+    feed_forward_of,
+    has_experts,
+    read_feed_forward,
+    read_rms_norm,
+    write_feed_forward,
+    write_rms_norm,
+    write_sizes,
 )
+from ..reading.model_config import ConfigFile
+from ..rows.attention import QUERY, QUERY_LATENT, Table, below, latent
+from ..rows.common import HEADS
+from ..rows.convolution import CONVOLUTION, CONVOLUTIONS, CUT
+from ..rows.decoder import (
+    APART,
+    FINAL_NORM,
+    FUSED,
+    LAYER,
+    OURS,
+    TOGETHER,
+    attention,
+    decoder,
+    feed_forward,
+    norms,
+)
+from .deepseek import table as latent_table
+from .deepseek import write_latent, write_shared_experts
+from .mixtral import experts_rows
 
-DELTA: Table = (
-    *_LAYERS,
-    Row("forget_gate.dt_bias", ("dt_bias",)),
-    Row("forget_gate.A_log", ("A_log",), "(b t h c) -> b t h c", sizes={"b": 1, "t": 1, "c": 1}),
+_BOTH: Table = (
+    *(
+        Row(f"{theirs}.weight", (f"{ours}.weight",))
+        for theirs, ours in (
+            *(("q_proj", "W_query"), ("k_proj", "W_key"), ("v_proj", "W_value"), ("b_proj", "W_beta")),
+            *(("g_a_proj", "W_gate_down"), ("g_b_proj", "W_gate_up"), ("o_proj", "out_proj")),
+        )
+    ),
     Row("o_norm.weight", ("norm.scale",)),
 )
-"""The names of `transformers` in memory, for Kimi Delta Attention."""
+
+
+def _gate(prefix: str) -> Table:
+    """Return the rows of the decay, whose names have a prefix in memory."""
+    return (
+        Row(f"{prefix}f_a_proj.weight", ("W_decay_down.weight",)),
+        Row(f"{prefix}f_b_proj.weight", ("W_decay_up.weight",)),
+        Row(f"{prefix}dt_bias", ("dt_bias",)),
+        Row(f"{prefix}A_log", ("A_log",), "(b t h c) -> b t h c", sizes={"b": 1, "t": 1, "c": 1}),
+    )
+
+
+_JOINED: Table = (*_gate("forget_gate."), CONVOLUTION)
+_APART: Table = (*_gate(""), *CONVOLUTIONS)
+
+TABLES: dict[str, Table] = {"transformers": (*_BOTH, *_JOINED), "files": (*_BOTH, *_APART)}
+"""Kimi Delta Attention by the names of `transformers` in memory, and by those of files."""
 
 _KEYS = {
     "head_dim": "linear_head_dim",
@@ -57,7 +95,7 @@ def read_delta(config: ConfigFile, layer: int) -> AttentionLayer:
         eps=config.positive("rms_norm_eps"),
     )
     prefix = f"model.layers.{layer}.self_attn."
-    return AttentionLayer("KimiDeltaAttention", spec, layer, {"transformers": DELTA}, prefix)
+    return AttentionLayer("KimiDeltaAttention", spec, layer, TABLES, prefix)
 
 
 def read_latent(config: ConfigFile, layer: int) -> AttentionLayer:
@@ -111,12 +149,98 @@ def read_kimi_linear(config: ConfigFile, layer: int) -> AttentionLayer:
     return kinds[kind](config, layer)
 
 
+def _is_dense(config: ConfigFile, layer: int) -> bool:
+    """Return whether a layer has no experts: by ``mlp_layer_types``, or by its index."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return layer < config.integer("first_k_dense_replace", 0)
+    if not isinstance(kinds, list) or len(kinds) <= layer or kinds[layer] not in ("dense", "sparse"):
+        shown = printable(repr(kinds))
+        raise ValueError(f"mlp_layer_types ({shown}) must be a list with 'dense' or 'sparse' for layer {layer}")
+    return bool(kinds[layer] == "dense")
+
+
+def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
+    """Return a block of Kimi Linear.
+
+    Raises:
+        ValueError: values of keys of the published code that `transformers` passes over.
+    """
+    config.refuse("moe_layer_freq", None, 1)
+    config.refuse("moe_router_activation_func", None, "sigmoid")
+    config.refuse("mla_use_nope", None, True)
+    norm = read_rms_norm(config)
+    if _is_dense(config, layer):
+        return DecoderBlockConfig(attention, read_feed_forward(config), norm)
+    expert = read_feed_forward(config, width="moe_intermediate_size")
+    experts = MixtureOfExpertsConfig(
+        expert,
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
+        Router(
+            "sigmoid",
+            normalise=config.flag("norm_topk_prob"),
+            scale=config.positive("routed_scaling_factor"),
+            correction=True,
+            groups=ExpertGroups(config.integer("n_group"), config.integer("topk_group"), "top2"),
+        ),
+        shared=dataclasses.replace(expert, hidden_dim=expert.hidden_dim * config.integer("n_shared_experts")),
+    )
+    return DecoderBlockConfig(attention, experts, norm)
+
+
+def _model(config: ConfigFile) -> WrittenKeys:
+    config.refuse("tie_word_embeddings", False, None)  # which transformers passes over
+    return {"norm": read_rms_norm(config)}
+
+
+def write_kimi_linear(config: DecoderConfig, model_type: str) -> WrittenKeys:
+    """Return the keys of Kimi Linear."""
+    names = {MultiHeadLatentAttentionConfig: "full_attention", KimiDeltaAttentionConfig: "linear_attention"}
+    sparse = has_experts(config)
+    keys: WrittenKeys = {
+        **write_sizes(config),
+        **write_rms_norm(config),
+        "hidden_act": "silu",
+        "layer_types": [names.get(type(block.attention), "") for block in config.blocks],
+        "mlp_layer_types": ["sparse" if one else "dense" for one in sparse],
+    }
+    for block in config.blocks:
+        layer = block.attention
+        if isinstance(layer, KimiDeltaAttentionConfig):
+            keys |= {
+                "linear_head_dim": layer.head_dim,
+                "linear_num_heads": layer.num_heads,
+                "linear_conv_kernel_dim": layer.conv_size,
+            }
+        elif isinstance(layer, MultiHeadLatentAttentionConfig):
+            keys |= write_latent(layer)
+    if not all(sparse):
+        keys |= write_feed_forward(feed_forward_of(config, FeedForwardConfig))
+    if any(sparse):
+        written = write_shared_experts(feed_forward_of(config, MixtureOfExpertsConfig), has_groups=True)
+        keys |= {_PUBLISHED.get(key, key): value for key, value in written.items()}
+    return keys
+
+
+_PUBLISHED = {
+    "n_routed_experts": "num_experts",
+    "n_group": "num_expert_group",
+    "n_shared_experts": "num_shared_experts",
+    "norm_topk_prob": "moe_renormalize",
+    "num_experts_per_tok": "num_experts_per_token",
+}
+"""Key of DeepSeek V3 -> that of published files."""
+
 FAMILIES = (
     Family(
         ("kimi_linear",),
         read_kimi_linear,
         {
+            "vocab_size": 163840,
             "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "moe_intermediate_size": 1024,
             "num_hidden_layers": 27,
             "num_attention_heads": 32,
             "num_key_value_heads": 32,
@@ -131,6 +255,70 @@ FAMILIES = (
             "attention_bias": False,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-5,
+            "first_k_dense_replace": 1,
+            "num_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.446,
+            "tie_word_embeddings": False,
         },
+        aliases={
+            **{one: (other,) for one, other in _PUBLISHED.items() if one != "n_routed_experts"},
+            "num_experts": ("num_local_experts",),
+        },
+        block=_block,
+        model=_model,
+        write=write_kimi_linear,
+        architecture="KimiLinearForCausalLM",
     ),
+)
+
+
+def _delta(rows: Table, branch: str) -> list[Row]:
+    return below(rows, f"{LAYER}self_attn.", f"{OURS}linear_att.", branch=f"attention/{branch}")
+
+
+def _experts() -> list[Row]:
+    """Return rows of experts by the names of files, and by those of `transformers` in memory."""
+    apart, fused = "block_sparse_moe", "mlp"
+    return [
+        *experts_rows(),
+        *(
+            row
+            for name, branch in ((apart, APART), (fused, TOGETHER))
+            for row in (
+                Row(
+                    f"{LAYER}{name}.gate.e_score_correction_bias",
+                    (f"{OURS}ff.router.correction_bias",),
+                    branch=branch,
+                ),
+                *feed_forward(f"{name}.shared_experts", "ff.shared", branch=branch),
+            )
+        ),
+        *feed_forward(fused, branch="feed-forward/dense"),
+        *feed_forward(apart, branch="feed-forward/resaved"),
+    ]
+
+
+LAYOUT = decoder(
+    "hf-kimi-linear",
+    "transformers Kimi Linear",
+    [
+        *_delta(_BOTH, "linear|joined"),
+        *_delta(_APART, "linear"),
+        *_delta(_JOINED, "joined"),
+        *attention(QUERY, branch="attention/direct"),
+        *attention(QUERY_LATENT, branch="attention/latent"),
+        *attention(latent("num_heads", "kv_lora_rank", "qk_nope_head_dim"), branch="attention/direct|latent"),
+        *_experts(),
+        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
+        FINAL_NORM,
+    ],
+    settings={**FUSED, **HEADS, **CUT, **{name: (name,) for name in ("kv_lora_rank", "qk_nope_head_dim")}},
+    defaults={"fused": 0, "joined": 0, "resaved": 0},
+    marks=("self_attn.f_a_proj.", "self_attn.forget_gate.", "block_sparse_moe.shared_experts."),
+    model_types=("kimi_linear",),
 )

@@ -1,4 +1,4 @@
-"""The blocks of a model by the rows of its layout: what they lack, and tensors of two alternatives in one."""
+"""Checks blocks of a model against the rows of its layout: missing tensors, and alternatives in the same block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layout gives: outside tensors in terms of ours, and ours in terms of outside ones."""
+"""Results of a layout: outside tensors in terms of ours, and ours in terms of outside ones."""
 
 from __future__ import annotations
 

@@ -439,9 +439,9 @@ class Layout:
 
     def _further_pieces(self, row: Row, values: Mapping[str, str], prefix: str, ending: str) -> Iterable[str]:
         """Yield the names of all pieces of a tensor, of one of which this is the row."""
-        for one in self.rows:
-            if one.lengths == row.lengths and one.ours == row.ours and one.branch == row.branch:
-                yield fill(one.theirs, {**values, "prefix": prefix}) + ending
+        for other in self.rows:
+            if (other.lengths, other.ours, other.branch) == (row.lengths, row.ours, row.branch):
+                yield fill(other.theirs, {**values, "prefix": prefix}) + ending
 
     def is_decorated(self, names: Iterable[str]) -> bool:
         """Return whether all names end with NNX's ``.value``, which a module's own names lack."""

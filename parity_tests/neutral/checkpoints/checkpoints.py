@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attn_bridge.models import layouts
+from attn_bridge.models.layout import FLAGS
 
 WIDTH = 6
 
@@ -114,7 +115,9 @@ def whole(name, layers, *, seed=0):
     found = {}
     alternatives = {}
     for row in rows:
-        alternatives.setdefault(row.choice, {}).update(dict.fromkeys(set(row.alternatives) - {"fused"}))
+        alternatives.setdefault(row.choice, {}).update(
+            dict.fromkeys(one for one in row.alternatives if one not in FLAGS)
+        )
     for row in rows:
         for i in range(layers):
             mine = list(alternatives[row.choice])
@@ -195,6 +198,19 @@ _SELECTIVE = {
 }
 """Name in Mamba -> its shape for 16 channels with states of 4 numbers."""
 
+_DELTA = {
+    **dict.fromkeys(("W_query.weight", "W_key.weight", "W_value.weight"), (8, WIDTH)),
+    **dict.fromkeys(("W_decay_down.weight", "W_gate_down.weight"), (4, WIDTH)),
+    **dict.fromkeys(("W_decay_up.weight", "W_gate_up.weight"), (8, 4)),
+    "W_beta.weight": (2, WIDTH),
+    "conv1d.weight": (24, 1, 2),
+    "dt_bias": (8,),
+    "A_log": (2,),
+    "norm.scale": (4,),
+    "out_proj.weight": (WIDTH, 8),
+}
+"""Name in Kimi Delta Attention -> its shape for 2 heads of 4 channels."""
+
 _CONVOLUTION = {
     **{f"{name}.weight": (WIDTH, WIDTH) for name in ("W_query", "W_key", "W_value", "out_proj")},
     "conv1d.weight": (WIDTH, 1, 2),
@@ -207,6 +223,8 @@ def _shape(name, row, rows):
     names = {name for row in rows for name in row.ours}
     if layer and any(one.endswith(".W_step_up.weight") for one in names):
         return _SELECTIVE[layer]
+    if layer and any(one.endswith(".W_decay_up.weight") for one in names):
+        return _DELTA[layer]
     if (
         layer
         and any(one.endswith(".conv1d.weight") for one in names)

@@ -40,6 +40,21 @@ LONGROPE = {
     "rope_theta": 500.0,
 }
 
+KIMI = {
+    **LATENT_HEADS,
+    **EXPERTS,
+    "num_key_value_heads": WHOLE["num_attention_heads"],
+    "linear_num_heads": 3,
+    "linear_head_dim": 5,
+    "linear_conv_kernel_dim": 3,
+    "num_experts": 8,
+    "num_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 7,
+    "num_expert_group": 4,
+    "topk_group": 2,
+    "rms_norm_eps": 1e-3,
+}
 GEMMA4 = {
     "head_dim": 6,
     "global_head_dim": 12,
@@ -447,6 +462,58 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_attn_beta_factor": 0.6,
             "mlp_alpha_factor": 1.4,
             "mlp_beta_factor": 0.6,
+        },
+    ),
+    "kimi-linear": (
+        "kimi_linear",
+        {
+            **WHOLE,
+            **KIMI,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+            "num_hidden_layers": 4,
+            "attention_bias": True,
+        },
+    ),
+    "kimi-linear-without-latent-queries": (
+        "kimi_linear",
+        {
+            **WHOLE,
+            **KIMI,
+            "q_lora_rank": None,
+            "num_expert_group": 1,
+            "topk_group": 1,
+            "moe_renormalize": False,
+            "linear_attn_config": {
+                "full_attn_layers": [2],
+                "kda_layers": [1, 3],
+                "head_dim": 4,
+                "num_heads": 2,
+                "short_conv_kernel_size": 4,
+            },
+        },
+    ),
+    "olmo-hybrid": (
+        "olmo_hybrid",
+        {
+            **WHOLE,
+            "rope_theta": None,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 5,
+            "linear_value_head_dim": 3,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    "olmo-hybrid-with-positions": (
+        "olmo_hybrid",
+        {
+            **WHOLE,
+            "num_hidden_layers": 4,
+            "rope_scaling": YARN,
+            "linear_allow_neg_eigval": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
         },
     ),
     "granite": (

@@ -74,6 +74,13 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     },
     "llama4_text": {"no_rope_layer_interval": 2, "attention_chunk_size": 4, "intermediate_size_mlp": 18},
     "cohere2_moe": {"first_k_dense_replace": 1, "num_shared_experts": 1, "sliding_window_pattern": 2},
+    "kimi_linear": {
+        "linear_num_heads": 2,
+        "linear_head_dim": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_key_value_heads": 4,
+    },
+    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "gemma3n_text": {
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2,

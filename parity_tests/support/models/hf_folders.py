@@ -113,6 +113,14 @@ JAMBA = {
     "mamba_dt_rank": 2,
 }
 NEMOTRON = {**GROUPED, "head_dim": 6, "mamba_num_heads": 4, "mamba_head_dim": 5, "n_groups": 2, "ssm_state_size": 3}
+DELTA = {
+    **GROUPED,
+    "pad_token_id": 0,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 6,
+}
 SIDES = {
     "vocab_size": 31,
     "d_model": 16,
@@ -188,6 +196,11 @@ FAMILIES = {
                         {**GROUPED, **MAMBA, "num_local_experts": 0, "shared_intermediate_size": 6,
                          "layer_types": ["full_attention", "linear_attention"]}),
     "minimax": ("hf-minimax", T.MiniMaxForCausalLM, T.MiniMaxConfig, {**GROUPED, "num_local_experts": 3}),
+    "kimi-linear": ("hf-kimi-linear", T.KimiLinearForCausalLM, T.KimiLinearConfig,
+                    {**LATENT, "pad_token_id": 0, "linear_num_heads": 2, "linear_head_dim": 4, "num_experts": 3,
+                     "num_hidden_layers": 3,
+                     "layer_types": ["linear_attention", "full_attention", "linear_attention"]}),
+    "olmo-hybrid": ("hf-olmo-hybrid", T.OlmoHybridForCausalLM, T.OlmoHybridConfig, DELTA),
     "bloom": ("hf-bloom", T.BloomForCausalLM, T.BloomConfig,
               {"vocab_size": 31, "hidden_size": 24, "n_layer": 2, "n_head": 6}),
     "bloom-bare": ("hf-bloom", T.BloomModel, T.BloomConfig,

@@ -174,6 +174,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", LATENT),
     "deepseek_v32": ("DeepseekV32ForCausalLM", "DeepseekV32Config", SPARSE),
     "glm_moe_dsa": ("GlmMoeDsaForCausalLM", "GlmMoeDsaConfig", SPARSE),
+    "kimi_linear": ("KimiLinearForCausalLM", "KimiLinearConfig",
+                    {**LATENT, "pad_token_id": 0, "linear_num_heads": 2, "linear_head_dim": 4, "num_experts": 3,
+                     "num_hidden_layers": 3,
+                     "layer_types": ["linear_attention", "full_attention", "linear_attention"]}),
+    "olmo_hybrid": ("OlmoHybridForCausalLM", "OlmoHybridConfig",
+                    {**GROUPED, "pad_token_id": 0, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+                     "linear_key_head_dim": 4, "linear_value_head_dim": 7}),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", EXPERTS),
     "gpt_oss": ("GptOssForCausalLM", "GptOssConfig", {**EXPERTS, "head_dim": 6}),
 }  # fmt: skip

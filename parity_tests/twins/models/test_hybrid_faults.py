@@ -113,6 +113,7 @@ def mixed(**changes: Any) -> Fault:
 
 
 HEADS, STATES, DELTA = specs.GroupedQueryAttentionConfig, specs.Mamba2Config, specs.GatedDeltaNetConfig
+KIMI, LATENT = specs.KimiDeltaAttentionConfig, specs.MultiHeadLatentAttentionConfig
 SELECTIVE, LIGHTNING, ZEROS, NEGATIVE = specs.MambaConfig, specs.LightningAttentionConfig, torch.zeros_like, torch.neg
 OFF_BY_ONE = changed("conv1d.weight", lambda taps: taps.roll(1, -1))
 
@@ -260,6 +261,40 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "no positions": in_attention(HEADS, position=None),
         "gate of feed-forward layers": swapped("ff.fc1", "ff.fc2"),
         "bias of steps": changed("dt_bias", ZEROS),
+    },
+    "kimi-linear": {
+        "beta and gate": swapped("W_decay_down", "W_gate_down"),
+        "bias of the decay": changed("dt_bias", ZEROS),
+        "sign of A": changed("A_log", NEGATIVE),
+        "kernels of query and key": changed("conv1d.weight", lambda taps: torch.roll(taps, 15, 0)),
+        "convolution off by one": OFF_BY_ONE,
+        "epsilon of the norm behind the heads": in_attention(KIMI, eps=1e-6),
+        "positions": in_attention(LATENT, position=specs.Rotary()),
+        "scale": in_attention(LATENT, scale=6**-0.5),
+        "epsilon of the norms of latents": in_attention(LATENT, norm_eps=1e-3),
+        "weights of experts": in_blocks(feed_forward=routed(normalise=False)),
+        "factor of experts": in_blocks(feed_forward=routed(scale=1.0)),
+        "groups of experts": in_blocks(feed_forward=routed(groups=None)),
+        "softmax of experts": in_blocks(feed_forward=routed(scores="softmax")),
+        "bias of experts": changed("correction_bias", ZEROS),
+        "gate of shared layers": swapped("shared.fc1", "shared.fc2"),
+    },
+    "olmo-hybrid": {
+        "beta up to 1": in_attention(DELTA, negative=False),
+        "epsilon of the norm behind the heads": in_attention(DELTA, eps=1e-3),
+        "norms behind sums": in_blocks(norms=lambda block: "residual" if block.norms == "post" else block.norms),
+        "sums with norms": in_blocks(norms=lambda block: "stream" if block.norms == "pre" else block.norms),
+        "beta and alpha": swapped("W_beta", "W_alpha"),
+        "sign of A": changed("A_log", NEGATIVE),
+        "convolution off by one": OFF_BY_ONE,
+        "positions": in_attention(HEADS, position=specs.Rotary()),
+        "epsilon of norms of query and key": in_attention(HEADS, qk_norm=specs.QKNorm("full")),
+        "norms of sublayers": swapped("norm1", "norm2"),
+    },
+    "olmo-hybrid-with-positions": {
+        "beta up to 2": in_attention(DELTA, negative=True),
+        "no positions": in_attention(HEADS, position=None),
+        "window": in_attention(HEADS, mask=masks.sliding_window(5)),
     },
     "minimax": {
         "norms": in_blocks(norms="pre", stream_scales=(1.0, 1.0)),

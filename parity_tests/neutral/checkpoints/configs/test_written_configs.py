@@ -129,7 +129,11 @@ ONLY = {
     "ministral3": {"partial_rotary_factor": 1.0},
     "diffllama": {"attention_dropout": 0.0},
     "gpt_oss": {"hidden_act": "silu", "partial_rotary_factor": 1.0},
-    **{name: {"hidden_act": "silu"} for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax")},
+    **{
+        name: {"hidden_act": "silu"}
+        for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax", "olmo_hybrid")
+    },
+    "kimi_linear": {"hidden_act": "silu", "tie_word_embeddings": False},
     "nemotron_h": {"tie_word_embeddings": False},
     **{name: {"hidden_act": "silu"} for name in MAMBAS},
 }

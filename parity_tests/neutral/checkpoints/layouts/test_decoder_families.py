@@ -75,6 +75,7 @@ ROUTERS = {
     "hunyuan_v1_moe": ({}, Router("softmax")),
     "hy_v3": ({}, Router("sigmoid", scale=2.826, correction=True)),
     "jamba": ({}, Router("softmax", normalise=False)),
+    "kimi_linear": ({}, Router("sigmoid", scale=2.446, correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "kolibri1": ({}, Router("sigmoid", normalise=False, correction=True, corrects="logits")),
     "laguna": ({}, Router("sigmoid", correction=True)),
     "lfm2_moe": ({}, Router("sigmoid", correction=True, sum_eps=1e-6)),
