@@ -186,7 +186,7 @@ class FamilyReader:
     def kind(self, config: ConfigFile, layer: int) -> str:
         """Return the kind of a layer: with a window, or without.
 
-        The rule says what decides: "window", whether a width is given; "window or types" and "types or window",
+        The field ``layers.rule`` selects the source: "window", the width; "window or types" and "types or window",
         ``layer_types``, or else the width; "types or late window", likewise, from the layer ``max_window_layers`` on.
         """
         rule = self.description.fields["layers.rule"].value
@@ -295,7 +295,7 @@ class FamilyReader:
         return ".".join(part for part, _ in shared) + "."
 
     def _table(self, config: GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig) -> tuple[Row, ...]:
-        """Return the rows of attention without prefix, and of what it drops, with numbers for the names of sizes."""
+        """Return the rows of attention and of its dropped buffers: no prefix, numbers for the names of sizes."""
         numbers = {"num_heads": config.num_heads}
         if isinstance(config, MultiHeadLatentAttentionConfig):
             numbers |= {"kv_lora_rank": config.latent_dim, "qk_nope_head_dim": config.nope_dim}
