@@ -9,6 +9,7 @@ import numpy as np
 
 from ..samples import calls
 from ..sides.arrays import is_float
+from ..sides.function import Function
 from ..sides.subject import Arguments, Array
 from .side import NotTriedError, OneSide
 
@@ -89,7 +90,8 @@ def layout_of(side: OneSide, batch_axis: int | None = None) -> Axes:
 
 def _is_keras(side: OneSide) -> bool:
     """Return whether a side is a model or layer of Keras: axis 0 of their inputs is always that of the batch."""
-    return any(base.__module__.partition(".")[0] == "keras" for base in type(side.root).__mro__)
+    layers = side.value.layers.values() if isinstance(side.value, Function) else ()
+    return any(base.__module__.partition(".")[0] == "keras" for layer in layers for base in type(layer).__mro__)
 
 
 def normalises_batches(side: OneSide) -> bool:

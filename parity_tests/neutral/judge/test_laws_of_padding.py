@@ -11,6 +11,7 @@ from attn_parity.laws import padding
 from attn_parity.laws.layout import Axes, layout_of
 from attn_parity.laws.report import LawsReport, LawVerdict
 from attn_parity.laws.side import NotTriedError
+from attn_parity.sides.function import Function
 from attn_parity.sides.subject import Arguments
 
 
@@ -35,11 +36,11 @@ def test_summary_counts_the_statuses_that_there_are():
     assert not LawsReport([*laws, LawVerdict("a", "broken", "")]).passed
 
 
-@pytest.mark.parametrize(("home", "is_certain"), [("keras.src.models", True), ("mine", False)])
+@pytest.mark.parametrize(("home", "is_certain"), [("keras.src.layers.core.dense", True), ("mine", False)])
 @pytest.mark.parametrize(("shape", "time"), [((3, 4), None), ((3, 5, 4), 1)])
 def test_axis_0_of_keras_is_the_batch(shape, time, home, is_certain):
-    model = type("Model", (), {"__module__": home})()
+    side_of = Function(len, {}, "flax", {"dense": type("Dense", (), {"__module__": home})()})
     call = Arguments((np.zeros(shape, "float32"),))
     subject = types.SimpleNamespace(parameters=dict)
-    side = types.SimpleNamespace(root=model, call=call, names=["x"], words="model", parts={}, subject=subject)
+    side = types.SimpleNamespace(value=side_of, call=call, names=["x"], words="model", parts={}, subject=subject)
     assert layout_of(side) == Axes(0, 0, time, is_certain)
