@@ -228,11 +228,11 @@ class _Padded:
         # Pooling may count what a mask of another name hides; and code that takes ids may look for padding in them.
         is_padding = self._is_float and way.name in (*REAL, *HIDDEN, *LENGTHS)
         # A mask of other axes than the module's may broadcast the outputs.
-        if is_padding and [one.shape for one in outputs] == [one.shape for one in self.batch.outputs]:
+        if is_padding and [output.shape for output in outputs] == [output.shape for output in self.batch.outputs]:
             judged = [bool(own) and not is_odd for own, is_odd in zip(self.batch.out, odd, strict=True)]
             if any(judged):
                 self.is_pooled = True
-                return [() if one else None for one in judged]
+                return [() if is_judged else None for is_judged in judged]
         raise NotTriedError("no output has an element per token")
 
     def _with_positions(
