@@ -75,7 +75,7 @@ def padding_invariance(side: OneSide, layout: Axes) -> LawResult:
         try:
             gap, change = padded.gap(way)
             if gap.size > side.limit and padded.is_pooled and change == padded.changed("right"):
-                gap, change = min((gap, change), padded.gap(way, is_left=True), key=lambda one: one[0].size)
+                gap, change = min((gap, change), padded.gap(way, is_left=True), key=lambda result: result[0].size)
         except (*REFUSALS, NotTriedError) as error:
             refused = refused or str(error)
             continue
