@@ -36,9 +36,9 @@ def read_shorts(
     line = 2 * width
     code.call("memset", target, 0, first * line)
     with code.loop(0, rows) as r:
-        row, given = target + (first + r) * line, source + 2 * r * stride
-        fetch_ahead(code, given, 2 * stride, 2 * columns)
-        code.call("memcpy", row, given, 2 * columns)
+        row, read = target + (first + r) * line, source + 2 * r * stride
+        fetch_ahead(code, read, 2 * stride, 2 * columns)
+        code.call("memcpy", row, read, 2 * columns)
         with code.when(columns < width):
             code.call("memset", row + 2 * columns, 0, line - 2 * columns)
     code.call("memset", target + (first + rows) * line, 0, (size - first - rows) * line)
