@@ -246,7 +246,8 @@ def look_at_mask(mask: Bool[Array, "B S"], scores_shape: tuple[int, ...]) -> Non
 
 def as_placed(mask: Mask | Bool[Array, "..."]) -> Mask:
     """Return a mask as a description whose arrays are JAX's, those of padding in bool."""
-    return as_mask(mask).with_arrays(jnp.asarray).with_bool_arrays(as_visible)
+    # First as given: while a function is traced, JAX's arrays of constants have no values.
+    return as_mask(mask).with_bool_arrays(as_visible).with_arrays(jnp.asarray).with_bool_arrays(as_visible)
 
 
 def as_visible(mask: Any, name: str = "attention mask") -> Any:

@@ -50,6 +50,8 @@ WORDS = {
     "value head": "width of a value head",
     "query latent": "width of the latent of queries",
     "latent": "width of the latent of keys and values",
+    "gate latent": "width of the latent of gates",
+    "decay latent": "width of the latent of decays",
     "index queries": "width of all heads of the indexer",
     "index key": "width of a head of the indexer",
     "index heads": "number of heads of the indexer",

@@ -274,6 +274,8 @@ class FamilyReader:
             return Alibi()
         if "dim" in options:
             return Rotary(options["theta"], options["dim"], options.get("pairing", "half"))
+        if options.pop("fixed", False):  # the class reads no key of rotary positions
+            return Rotary(options["theta"], width, options.get("pairing", "half"))
         if options.pop("nested", False):
             return read_nested_rotary(config, width, kind, **options)
         return read_rotary(config, width, kind, **options)
@@ -427,8 +429,8 @@ class FamilyReader:
         return attention, write_heads(attention), attention.head_dim or 0
 
     def _write_rotary(self, config: DecoderConfig, width: int) -> dict[str, object]:
-        if "position.dim" in self.description.fields:
-            return {}  # a width alone: the class reads neither a base nor a scaling
+        if self.description.fields.keys() & {"position.dim", "position.fixed"}:
+            return {}  # a width alone, or nothing: the class reads neither a base nor a scaling
         positions = [getattr(block.attention, "position", None) for block in config.blocks]
         first = next((position for position in positions if position is not None), None)
         source = self.description.fields.get("position.partial")

@@ -210,7 +210,7 @@ LAYOUT = decoder(
     "hf-cohere2-moe",
     "transformers Cohere 2 with experts",
     [
-        *attention(SPLIT),
+        *attention(row for row in SPLIT if "norm" not in row.theirs),
         *(dataclasses.replace(row, optional=".shared_experts." in row.theirs) for row in experts("shared_experts")),
         *norms(norm1="input_layernorm"),
         FINAL_NORM,

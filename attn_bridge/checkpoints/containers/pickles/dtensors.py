@@ -207,7 +207,8 @@ def _sizes(mesh: Mapping[str, object]) -> tuple[int, ...]:
             shape = state.get("shape")
             shape = (shape,) if isinstance(shape, int) else shape
             axes = [_flat(size) for size in shape] if isinstance(shape, tuple) else None
-        sizes = [math.prod(axis) for axis in axes if axis] if axes and all(axes) else None
+        # torch leaves sizes of 1 out: an axis of one rank has none.
+        sizes = [math.prod(axis) for axis in axes if axis is not None] if axes and None not in axes else None
     if not sizes or not 0 < math.prod(sizes) <= MAX_RANKS:
         raise PlacedError("whose mesh of ranks is not known")
     return tuple(sizes)

@@ -139,7 +139,7 @@ def _positions(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
         return
     if not isinstance(rotary, dict):
         kinds_of = {"position.kinds": _constant((FULL, SLIDING))}
-        turned = {**kinds_of, "position.theta": _constant(10000.0)}
+        turned = {**kinds_of, "position.theta": _constant(10000.0), "position.fixed": _constant(True)}
         others = (
             {**kinds_of, "position.alibi": _constant(True)},
             {**turned, "position.pairing": _constant("interleaved")},

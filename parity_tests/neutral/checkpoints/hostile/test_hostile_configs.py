@@ -13,7 +13,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints import configs
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.models import families
-from attn_bridge.models.layout import LayoutError
+from attn_bridge.weights.placements import LayoutError
 from attn_bridge.specs import GroupedQueryAttentionConfig, Rotary
 from attn_bridge.specs.position import YaRNScaling
 from parity_tests.fuzz.samples import write
