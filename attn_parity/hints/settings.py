@@ -177,7 +177,30 @@ def _all_ones(value: object) -> object:
 
 def _same_padding(left: object, right: object, first: Mapping[str, object], second: Mapping[str, object]) -> bool:
     """Compare paddings as they are per axis, before and behind; names that can't be counted are compared as names."""
-    return _same_pairs(_padding(left, first, second), _padding(right, second, first))
+    pairs = _padding(left, first, second), _padding(right, second, first)
+    return _same_pairs(*pairs) or _is_cut_behind(*pairs, first, second)
+
+
+def _is_cut_behind(left: object, right: object, first: Mapping[str, object], second: Mapping[str, object]) -> bool:
+    """Return whether two paddings of a causal convolution differ behind the sequence alone.
+
+    torch pads both ends alike, and the caller cuts the further outputs off (`mamba`, `fla`); Flax pads the beginning.
+    """
+    totals = [_total_padding(own, other) for own, other in ((first, second), (second, first))]
+    if isinstance(left, str) or isinstance(right, str) or None in totals or totals[0] != totals[1]:
+        return False
+    pairs = [*cast("Any", left), *cast("Any", right)]
+    return len(pairs) == 2 and {before for before, _ in pairs} == {totals[0]} and 0 in {behind for _, behind in pairs}
+
+
+def _total_padding(settings: Mapping[str, object], other: Mapping[str, object]) -> int | None:
+    """Return the padding that keeps the length of a sequence; None for strides, or more axes than one."""
+    kernel, steps = settings.get("kernel_size", other.get("kernel_size")), _all_ones(settings.get("dilation"))
+    size = kernel[0] if isinstance(kernel, tuple) and len(kernel) == 1 else kernel
+    step = steps[0] if isinstance(steps, tuple) and len(steps) == 1 else steps
+    if type(size) is not int or type(step) is not int or not _same(_all_ones(settings.get("stride")), 1):
+        return None
+    return step * (size - 1)
 
 
 def _same_pairs(left: Any, right: Any) -> bool:

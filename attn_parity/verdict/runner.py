@@ -411,7 +411,9 @@ def _in_halves(runner: Live, sample: Sample) -> float | None:
     joined = {}
     for i, output in enumerate(whole.outputs):
         pieces = [half.outputs[i] for half in halves]
-        if is_float(output) and output.ndim and sum(len(piece) for piece in pieces if piece.ndim) == len(output):
+        # A row with a number per row of the batch, as of a contrastive model, is shorter in a half.
+        has_rows = output.ndim and all(piece.shape[1:] == output.shape[1:] for piece in pieces)
+        if is_float(output) and has_rows and sum(len(piece) for piece in pieces) == len(output):
             joined[str(i)] = (output, np.concatenate(pieces))
     if not joined:
         return None

@@ -185,6 +185,18 @@ def test_a_compiled_layer_gives_what_the_stock_layer_gives():
         same(results(compiled, [x], call), results(stock, [x], call))
 
 
+def test_a_layer_compiled_for_open_sizes_takes_masks():
+    torch.manual_seed(0)
+    ours = compat.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)
+    for batch, length in ((2, 5), (3, 7)):
+        x = torch.randn(batch, length, 8, dtype=torch.float64)
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        hidden = torch.arange(length).expand(batch, -1) >= length - 2
+        for call in ({"attn_mask": later}, {"key_padding_mask": hidden}):
+            same(results(compiled, [x], call), results(ours, [x], call))
+
+
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 def test_a_quantised_model_runs():
     torch.manual_seed(0)

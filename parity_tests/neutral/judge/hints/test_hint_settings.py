@@ -64,6 +64,18 @@ def test_settings_that_raise_are_skipped():
         ),
         ({"padding": 1}, {"padding": ((1, 1), (1, 1))}, ""),
         ({"padding": 1}, {"padding": ((0, 1), (0, 1))}, "padding is 1 in torch and ((0, 1), (0, 1)) in Flax"),
+        ({"padding": (3,), "kernel_size": (4,)}, {"padding": ((3, 0),), "kernel_size": (4,)}, ""),
+        ({"padding": (6,), "kernel_size": (4,), "dilation": (2,)}, {"padding": ((6, 0),), "dilation": (2,)}, ""),
+        (
+            {"padding": (3,), "kernel_size": (4,)},
+            {"padding": ((2, 0),), "kernel_size": (4,)},
+            "padding is (3,) in torch and ((2, 0),) in Flax",
+        ),
+        (
+            {"padding": (3,), "kernel_size": (4,), "stride": (2,)},
+            {"padding": ((3, 0),), "kernel_size": (4,), "stride": (2,)},
+            "padding is (3,) in torch and ((3, 0),) in Flax",
+        ),
         ({"padding": "same", "kernel_size": 3}, {"padding": "SAME", "kernel_size": 3}, ""),
         ({"padding_idx": 0}, {"padding_idx": 0}, ""),
         ({"groups": 2}, {"groups": 1}, "groups is 2 in torch and 1 in Flax"),
