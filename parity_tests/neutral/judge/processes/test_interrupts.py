@@ -8,6 +8,7 @@ import gc
 import signal
 import sys
 import time
+import warnings
 import weakref
 
 import pytest
@@ -36,7 +37,10 @@ def waiting(work):
 
 @pytest.fixture
 def only_collected_here():
-    """Garbage is collected when a test asks for it, not before."""
+    """Garbage is collected when a test asks for it, not before; that of earlier tests is none of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
     gc.disable()
     yield
     gc.enable()
