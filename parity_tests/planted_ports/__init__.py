@@ -38,7 +38,7 @@ FAULTS = {
         "the residual is taken after the second norm",
         "        x = self.norm2(x)\n        return x + self.down(jax.nn.silu(self.up(x)))",
         "        return x + self.down(jax.nn.silu(self.up(self.norm2(x))))",
-        between=("down", ""),
+        between=("norm2", ""),
     ),
     "encoder_layer": Fault(
         "the second norm has Flax's default epsilon",
