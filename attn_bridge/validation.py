@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 Shape = tuple[int, ...]
 
@@ -375,6 +375,14 @@ def check_room(length: int, tokens: int, capacity: int) -> None:
         )
 
 
+def is_one_of(size: object, sizes: Iterable[object]) -> bool:
+    """Return whether a size, or a shape, equals one of some.
+
+    While `torch.compile` traces, ``in`` does not find one that it leaves open among numbers, nor the other way round.
+    """
+    return any(size == other for other in sizes)
+
+
 def check_mask_of_cache(shape: Shape, dtype: str, rows: int, length: int | None, capacity: int) -> None:
     """Check a ``(B, S)`` mask that hides padding in a cache; `length` includes the new tokens, None if unknown.
 
@@ -384,7 +392,8 @@ def check_mask_of_cache(shape: Shape, dtype: str, rows: int, length: int | None,
     """
     if dtype != "bool":
         raise TypeError(f"attention mask must have dtype bool (True = may be attended), got {dtype}")
-    if shape[0] not in (1, rows) or shape[1] > capacity or (length is not None and shape[1] not in (length, capacity)):
+    has_length = length is None or is_one_of(shape[1], (length, capacity))
+    if not is_one_of(shape[0], (1, rows)) or shape[1] > capacity or not has_length:
         so_far = "" if length is None else f"tokens so far, cached and new ({length}), or "
         raise ValueError(
             f"2-D attention mask {_show(shape)} must be (B, S) with B = {rows} and S the {so_far}capacity ({capacity})"
@@ -401,7 +410,7 @@ def check_trim(length: int, tokens: int, slots: int, rolling: bool) -> None:
     check_integer("length", length)
     if not 0 <= length <= tokens:
         raise ValueError(f"length ({length}) must be at least 0 and at most the tokens in the cache ({tokens})")
-    if rolling and tokens > slots and length not in (0, tokens):
+    if rolling and tokens > slots and not is_one_of(length, (0, tokens)):
         raise ValueError(
             f"length ({length}) must be 0 or {tokens}: the rolling cache keeps the last {slots} tokens only"
         )
@@ -442,7 +451,7 @@ def check_positions(
     """
     if not dtype.startswith(("int", "uint")):
         raise TypeError(f"positions must have an integer dtype, got {dtype}")
-    if rows and len(shape) == 3 and shape[0] == rows and shape[1] in (1, batch) and shape[2] == tokens:
+    if rows and len(shape) == 3 and shape[0] == rows and is_one_of(shape[1], (1, batch)) and shape[2] == tokens:
         return
     if rows and (every_row or len(shape) > 2):
         raise ValueError(f"positions must have shape (rows, B, T) = {_show((rows, batch, tokens))}, got {_show(shape)}")
@@ -475,8 +484,8 @@ def _misfit(shape: Shape, scores_shape: Shape) -> str:
 def _broadcasts(shape: Shape, target: Shape) -> bool:
     if len(shape) > len(target):
         return False
-    # `size in (1, wanted)` is answered wrongly for the symbolic sizes of torch.compile.
-    return all(size == 1 or size == wanted for size, wanted in zip(reversed(shape), reversed(target), strict=False))
+    sizes = zip(reversed(shape), reversed(target), strict=False)
+    return all(is_one_of(size, (1, wanted)) for size, wanted in sizes)
 
 
 def _show(shape: Shape) -> str:

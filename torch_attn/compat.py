@@ -5,7 +5,6 @@ Letters: N batch, L query positions, S key positions, E width of the queries, H 
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from attn_bridge import validation
 from attn_bridge.masks import Mask, as_mask, causal, full
 
 from . import functional
@@ -261,8 +261,7 @@ def _rate(layer: nn.MultiheadAttention) -> float:
 def _check_shape(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(mask).__name__}")
-    # Size by size: of sizes that `torch.compile` leaves open no tuple is equal to another.
-    if not any(len(shape) == mask.ndim and all(map(operator.eq, mask.shape, shape)) for shape in shapes):
+    if not validation.is_one_of(tuple(mask.shape), shapes):
         raise ValueError(f"{name} must have the shape {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")
 
 

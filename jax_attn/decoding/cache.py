@@ -480,4 +480,6 @@ def _left_padding(attention_mask: Mask | Array | None, batch: int) -> Int[Array,
     if attention_mask is None:
         return None
     padding: Array | None = left_padding(functional.as_placed(attention_mask))
-    return None if padding is None or padding.shape[0] not in (1, batch) else padding.astype(jnp.int32)
+    if padding is None or not validation.is_one_of(padding.shape[0], (1, batch)):
+        return None
+    return padding.astype(jnp.int32)

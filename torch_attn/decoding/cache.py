@@ -419,4 +419,4 @@ def _left_padding(attention_mask: object, batch: int, device: Device) -> Int[Ten
     if attention_mask is None:
         return None
     padding: Tensor | None = left_padding(functional.as_placed(attention_mask, device))
-    return None if padding is None or padding.shape[0] not in (1, batch) else padding
+    return padding if padding is not None and validation.is_one_of(padding.shape[0], (1, batch)) else None

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attn_bridge import validation
 from attn_bridge.masks import Mask, as_pieces, goes_forward
 from attn_kernels import words
 from attn_kernels.description import intervals
@@ -98,7 +99,7 @@ def _refuses(call: KernelCall, mask: Mask) -> str | None:
     elif intervals(pieces.plain, call.query.shape[1]) is None:
         return "the keys that a query sees are no interval, or the intervals go back"
     shapes = [tuple(_array_of(call, one).shape) for one in pieces.arrays]
-    if len(shapes) > 1 and tuple(torch.broadcast_shapes(*shapes)) not in shapes:
+    if len(shapes) > 1 and not validation.is_one_of(tuple(torch.broadcast_shapes(*shapes)), shapes):
         return f"the arrays {', '.join(map(str, shapes))} of the mask would make a larger one together"
     return None
 

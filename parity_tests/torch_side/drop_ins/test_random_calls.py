@@ -185,16 +185,19 @@ def test_a_compiled_layer_gives_what_the_stock_layer_gives():
         same(results(compiled, [x], call), results(stock, [x], call))
 
 
-def test_a_layer_compiled_for_open_sizes_takes_masks():
+@pytest.mark.parametrize("mask", ["attn_mask", "key_padding_mask"])
+def test_a_compiled_layer_takes_its_first_mask_at_another_length(mask):
+    torch.compiler.reset()
     torch.manual_seed(0)
     ours = compat.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
-    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)
-    for batch, length in ((2, 5), (3, 7)):
-        x = torch.randn(batch, length, 8, dtype=torch.float64)
-        later = torch.ones(length, length, dtype=torch.bool).triu(1)
-        hidden = torch.arange(length).expand(batch, -1) >= length - 2
-        for call in ({"attn_mask": later}, {"key_padding_mask": hidden}):
-            same(results(compiled, [x], call), results(ours, [x], call))
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    compiled(*[torch.randn(3, 4, 8, dtype=torch.float64)] * 3)  # the sizes of x are open from the second call on
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    masks = {
+        "attn_mask": torch.ones(5, 5, dtype=torch.bool).triu(1),
+        "key_padding_mask": torch.arange(5).expand(2, -1) >= 3,
+    }
+    same(results(compiled, [x], {mask: masks[mask]}), results(ours, [x], {mask: masks[mask]}))
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
