@@ -11,7 +11,7 @@ from ..reading.model_config import ConfigFile
 KEY = "attention_types"
 """Key of the runs, such as ``[[["global", "local"], 12]]``."""
 
-_EACH = "attention_layers"
+EACH = "attention_layers"
 """Key of the name of every layer, which `transformers` makes of the runs, writes, and prefers where a file has it."""
 
 _NAMES = {"global": KINDS[False], "local": KINDS[True]}
@@ -24,12 +24,12 @@ def read_kind(config: ConfigFile, layer: int) -> str:
         ValueError: the keys hold neither names nor runs of them, or they are of another number of layers.
     """
     layers, key, runs = config.integer("num_hidden_layers"), KEY, config.get(KEY)
-    if config.get(_EACH) is not None:
-        key, runs = _EACH, [[config.get(_EACH), 1]]
+    if config.get(EACH) is not None:
+        key, runs = EACH, [[config.get(EACH), 1]]
     kinds: list[str] = []
     for run in runs if isinstance(runs, Sequence) else [runs]:
         if not isinstance(run, Sequence) or len(run) != 2 or not _is_run(*run):
-            form = "names, global or local" if key == _EACH else "lists of global and local, each with a number"
+            form = "names, global or local" if key == EACH else "lists of global and local, each with a number"
             raise ValueError(f"{key} of {config.model_type} must be {form}")
         # More of them than layers are refused below; a huge number must not make a huge list.
         kinds += [_NAMES[name] for name in run[0]] * min(run[1], layers + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from attn_bridge.models.derived import latent
 from attn_bridge.models.derived.description import Description, KeySource
 from attn_bridge.models.rows.decoder import OURS
 
@@ -102,7 +103,8 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
             yield "rotary base not the default", constant("position.theta", 77.0)
         if "position.alpha" in fields:
             yield "base not stretched", with_field("position.alpha", None)
-        if "position.dim" not in fields and description.model_type != "roformer":  # which has no key of the part
+        # The others read no part: they turn a width of their own, that of a latent head, or all.
+        if not fields.keys() & {"position.dim", "position.fixed", latent.LATENT_DIM}:
             partial = fields.get("position.partial", KeySource(value=False)).value
             yield "rotary part", constant("position.partial", not partial)
         if len(fields["position.kinds"].value) == 1:
@@ -226,7 +228,8 @@ def _of_experts(description: Description) -> Iterator[tuple[str, Description]]:
         yield "last norm in all layers", sandwich
     for key in ("first_k_dense_replace",) if "moe_layer_freq" in description.fixed else ():
         yield f"{key} of older files not read", with_fields({"sparse.first": KeySource(value=1)})
-    yield "top k not read", with_fields({"experts.top_k": KeySource(value=2)})
+    if description.fields["experts.top_k"].key:
+        yield "top k not read", with_fields({"experts.top_k": KeySource(value=2)})
     yield "gate order of experts", _swapped(description, "ff.experts.{j}.fc1", "ff.experts.{j}.fc2")
     if any(name.startswith(f"{OURS}ff.shared.") for row in description.rows for name in row.ours):
         yield "shared layers not read", with_fields({"experts.shared": KeySource(value=20)})

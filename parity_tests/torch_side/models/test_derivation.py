@@ -94,13 +94,19 @@ def test_right_rows_are_among_the_likeliest(name):
 
 PLANTED = {f"{name}: {fault}": (name, wrong) for name in BY_NAME for fault, wrong in plants(with_rows(BY_NAME[name]))}
 # These classes can't run heads that turn in part, which alone would tell the two descriptions apart.
-del PLANTED["solar_open: rotary part"], PLANTED["mellum: rotary part"], PLANTED["axk1: rotary part"]
+del PLANTED["solar_open: rotary part"], PLANTED["mellum: rotary part"]
 # Sparse blocks begin beyond the length of the samples.
 del PLANTED["big_bird: attention_type not refused"]
-# transformers refuses the other value as well, so that no instance shows a difference.
+# transformers refuses the other value as well, or can't run it, so that no instance shows a difference.
 del PLANTED["laguna: moe_apply_router_weight_on_input not refused"]
+del PLANTED["gpt_bigcode: add_cross_attention not refused"], PLANTED["phi: qk_layernorm not refused"]
+del PLANTED["trocr: use_learned_position_embeddings not refused"]
+del PLANTED["granite: null of attention_multiplier not refused"]
+# The class has no such key; files for other code have it.
+del PLANTED["internlm3: qkv_bias not refused"], PLANTED["internlm3: bias not refused"]
+del PLANTED["qwen2: attention_bias not refused"]
 # The family has no dense layer: the rows that the fault exchanges come with a shared layout, and are never used.
-del PLANTED["olmoe: gate order"]
+del PLANTED["olmoe: gate order"], PLANTED["mellum: gate order"]
 QUICK = (
     *("cohere: rotary kind", "exaone4: layers counted from 1", "exaone4: positions in all layers"),
     *("cohere: mean not taken off", "cohere: without model.logit_scale", "exaone4: norms elsewhere"),

@@ -39,7 +39,7 @@ SWITCH = "use_sliding_window"
 HEADS_OF_LAYERS = "num_attention_heads_per_layer"
 """Key of the number of query heads of each layer."""
 
-LISTS = ("layer_types", "mlp_layer_types", HEADS_OF_LAYERS)
+LISTS = ("layer_types", "mlp_layer_types", runs.EACH, HEADS_OF_LAYERS)
 """Keys of a value per layer, without a default: it depends on the number of layers."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"

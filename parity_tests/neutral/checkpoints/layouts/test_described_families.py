@@ -108,6 +108,13 @@ def test_value_that_was_not_proven_is_refused():
         families.find_decoder(tiny("cohere", use_qk_norm=True))
 
 
+def test_a_key_that_the_class_does_not_read_changes_nothing():
+    of_roformer = {"model_type": "roformer", **TINY, "embedding_size": TINY["hidden_size"], "is_decoder": True}
+    plain, with_base = (families.find_decoder(of_roformer | keys) for keys in ({}, {"rope_theta": 5.0}))
+    assert plain == with_base
+    assert not [key for key in families.write_config(plain, layouts.find("hf-roformer")) if "rope" in key]
+
+
 def test_value_that_must_be_there_is_refused_as_null():
     with pytest.raises(ValueError, match=r"^sliding_window \(null\) of exaone4 is not supported, only a value$"):
         families.find_decoder(tiny("exaone4", sliding_window=None, layer_types=["full_attention"] * 5))
