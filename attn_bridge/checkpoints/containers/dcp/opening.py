@@ -112,6 +112,9 @@ def open_matching(pattern: Path) -> Reader:
     kinds = {family_of(name) for name in names}
     opened = _opened(folder, names) if len(kinds) == 1 else {}
     if not opened or not all(reader.is_of_rank for reader in opened.values()):
-        raise bad(pattern, f"matches files that are not those of the ranks of one run; name one of them: "
-                  f"{listed(list(map(printable, names)), 5)}")  # fmt: skip
+        raise bad(
+            pattern,
+            f"matches files that are not those of the ranks of one run; name one of them: "
+            f"{listed(list(map(printable, names)), 5)}",
+        )
     return RanksReader(pattern, folder, opened)

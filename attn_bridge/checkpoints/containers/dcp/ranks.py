@@ -113,8 +113,11 @@ class RanksReader(ChunkedReader["_Agreed"]):
             for file in held_by:
                 own = parts[file][0]
                 if own.info.shape != sizes and not (0 in sizes and 0 in own.info.shape):
-                    raise bad(self._folder, f"{printable(name)} has the part {printable(list(own.info.shape))} in "
-                              f"{printable(file)}; by its mesh and placements it is {list(sizes)}")  # fmt: skip
+                    raise bad(
+                        self._folder,
+                        f"{printable(name)} has the part {printable(list(own.info.shape))} in "
+                        f"{printable(file)}; by its mesh and placements it is {list(sizes)}",
+                    )
                 if 0 not in sizes:
                     boxes.setdefault(box, {})[file] = own
         edges = np.array(list(boxes), np.int64).reshape(len(boxes), len(info.shape), 2)
@@ -151,8 +154,11 @@ class RanksReader(ChunkedReader["_Agreed"]):
             file = self._name_of(number, part, by_rank)
             shown.append(f"rank {number}{at}{f' ({file})' if file else ''}")
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        raise bad(self._folder, f"has the parts of {len(by_rank)} of {total} ranks; missing: {', '.join(shown)}{more}; "
-                  "put the files of all ranks into one folder")  # fmt: skip
+        raise bad(
+            self._folder,
+            f"has the parts of {len(by_rank)} of {total} ranks; missing: {', '.join(shown)}{more}; "
+            "put the files of all ranks into one folder",
+        )
 
     @staticmethod
     def _name_of(number: int, part: RankPart, by_rank: Mapping[tuple[int, ...], Sequence[str]]) -> str:
@@ -198,8 +204,10 @@ class _Agreed:
         for file, copy in others:
             if bytes(copy.read(start, stop)) != bytes(data):
                 files = f"{printable(first[0])} and {printable(file)}"
-                raise bad(self._folder, f"{printable(self._info.name)} holds different numbers in {files}; --drop "
-                          "leaves it out")  # fmt: skip
+                raise bad(
+                    self._folder,
+                    f"{printable(self._info.name)} holds different numbers in {files}; --drop leaves it out",
+                )
         return data
 
     def release(self) -> None:
