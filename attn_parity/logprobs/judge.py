@@ -23,6 +23,12 @@ UNSCORED = "null in JSON lines, or 0 in an array mask of an .npz file, marks a t
 MOST = 10
 """Most tokens that the text of a report names."""
 
+JUMP = 10.0
+"""Times the usual noise beyond which a token jumps; in tiny dense models rounding moves tokens by up to 6 times."""
+
+TO_RMS = 1.4826
+"""Root mean square of normal numbers whose absolute values have the median 1."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenGap:
@@ -65,6 +71,7 @@ class LogprobsReport:
         count: tokens with a log-probability on both sides.
         beyond: the tokens beyond their allowance: those that are finite on one side only, then the worst first.
         message: the reason in one line, empty when equal.
+        hint: what single tokens that jump may come from, where those of the noise jump too; empty otherwise.
     """
 
     verdict: Verdict
@@ -75,6 +82,7 @@ class LogprobsReport:
     count: int
     beyond: list[TokenGap]
     message: str = ""
+    hint: str = ""
 
     def to_json(self) -> dict[str, Value]:
         """Return the report as JSON-ready data; numbers that are not finite become their names, such as ``nan``."""
@@ -90,6 +98,7 @@ class LogprobsReport:
                 f"{len(self.beyond)} tokens are beyond it"
             )
         lines += [self.message] if self.message else []
+        lines += [f"hint: {self.hint}"] if self.hint else []
         lines += [f"  {token}" for token in self.beyond[:MOST]]
         lines += [f"  and {len(self.beyond) - MOST} more"] if len(self.beyond) > MOST else []
         return "\n".join(lines)
@@ -100,7 +109,8 @@ def logprobs(first: Value, second: Value, *, tokens: Value = None, noise: Value 
 
     The noise is what rounding in bfloat16 does to one model: a model's own runs in it, each operation rounded at random
     in all but one, against its run in float32. A token may be apart by 5 times its noise, or that of all tokens
-    if larger, and all tokens by 3 times (root mean squares): the criterion of `compare`.
+    if larger, and all tokens by 3 times (root mean squares): the criterion of `compare`. No more than half of the
+    tokens may be further apart than 3 times their own noise, so that jumps of few tokens hide no shift of all.
 
     Args:
         first: a file (``.npz``, JSON lines), log-probabilities ``(sequences, tokens)``, or a model that returns logits
@@ -200,8 +210,47 @@ def judged(first: Sequences, second: Sequences, draws: Sequence[Array]) -> Logpr
     message = _one_sided(alone.size) if alone.size else ""
     if gap > RMS_LIMIT * level and not beyond:
         message = f"the gap is {gap / level if level else math.inf:.3g} times the noise, allowed {RMS_LIMIT:g}"
+    own = np.median(moved, axis=0)
+    apart = int((both & (np.abs(gaps) > RMS_LIMIT * own)).sum())
+    # Two standard deviations above half, so that few tokens don't decide by chance.
+    is_shift = apart > count / 2 + math.sqrt(count)
+    if is_shift and not message:
+        message = f"{apart} of {count} tokens are further apart than {RMS_LIMIT:g} times their own noise, allowed half"
     verdict: Verdict = "different" if beyond or message else "equal"
-    return LogprobsReport(verdict, gap, level, explained, mean, count, beyond, message)
+    hint = "" if message else _on_jumps(gaps[both], moved[:, both], len(beyond), float(allowed[both].min()))
+    return LogprobsReport(verdict, gap, level, explained, mean, count, beyond, message, hint)
+
+
+def _on_jumps(gaps: Array, moved: Array, beyond: int, allowed: float) -> str:
+    """Return a hint on tokens that jump in the noise: a choice, such as that of experts, which rounding changes.
+
+    Args:
+        gaps: per token, first minus second.
+        moved: absolute noise (draws, tokens).
+        beyond: number of tokens that the report names.
+        allowed: the smallest allowance of a token.
+    """
+    usual = TO_RMS * float(np.median(moved))
+    counts = (moved > JUMP * usual).sum(axis=1)
+    if not usual or not counts.any():
+        return ""
+    jumps, most = int((np.abs(gaps) > JUMP * usual).sum()), int(counts.max())
+    size = f"{JUMP:g} times the usual noise of {usual:.2g} nats"
+    cause = "as where rounding changes a choice, such as the experts of a mixture"
+    if not beyond:
+        return (
+            f"up to {most} tokens per run of the noise are moved by over {size}, {cause}; this widens what is allowed, "
+            f"and a fault that moves few tokens by less than {allowed:.2g} nats is not seen: see compare on the models"
+        )
+    if jumps > most + 3 * math.sqrt(most + jumps):
+        return (
+            f"{jumps} tokens are over {size} apart, {most} in the noise ({cause}): a fault, or a second side that "
+            "rounds more coarsely than the noise's run"
+        )
+    return (
+        f"{jumps} tokens are over {size} apart, and {most} in the noise, {cause}; a fault that few tokens reach looks "
+        "the same: let both sides replay one choice of experts, or see compare on the models"
+    )
 
 
 def _one_sided(count: int) -> str:

@@ -181,3 +181,40 @@ def test_numbers_that_would_be_cut_off_or_converted_are_refused(tmp_path, line, 
     (tmp_path / "a.jsonl").write_text(line)
     with pytest.raises(ValueError, match=f"a.jsonl must be .*: {message}$"):
         parity.logprobs(tmp_path / "a.jsonl", tmp_path / "a.jsonl")
+
+
+def jumping(seed, places):
+    """Return rounded log-probabilities with jumps, as of a mixture whose experts rounding changes there."""
+    scores = rounded(seed)
+    scores[places] -= 0.3
+    return scores
+
+
+def test_few_tokens_that_jump_where_the_noise_jumps_elsewhere_get_a_hint():
+    noise = jumping(90, ([0, 1], [3, 5]))
+    report = parity.logprobs(EXACT, jumping(1, ([2, 3], [7, 9])), noise=noise)
+    assert (report.verdict, len(report.beyond), report.message) == ("different", 2, "")
+    size = r"over 10 times the usual noise of 0\.01\d* nats"
+    cause = r"as where rounding changes a choice, such as the experts of a mixture"
+    assert re.match(rf"2 tokens are {size} apart, and 2 in the noise, {cause}; a fault that few tokens ", report.hint)
+    assert f"\nhint: {report.hint}\n" in str(report)
+    many = parity.logprobs(EXACT, jumping(1, (np.arange(40) % 4, 1 + np.arange(40) % 31)), noise=noise)
+    assert (many.verdict, many.message) == ("different", "")
+    assert re.match(r"40 tokens are over 10 times .* apart, 2 in the noise .*: a fault, or a second side", many.hint)
+    assert parity.logprobs(EXACT, jumping(1, ([2], [7])), noise=rounded(90)).hint == ""
+
+
+def test_jumps_of_the_noise_say_which_faults_they_hide():
+    report = parity.logprobs(EXACT, rounded(1), noise=jumping(90, ([0, 1], [3, 5])))
+    assert report.verdict == "equal"
+    assert re.match(r"up to 2 tokens per run of the noise .* a fault that moves few tokens by less than 0\.\d+ nats",
+                    report.hint)  # fmt: skip
+    assert parity.logprobs(EXACT, rounded(1), noise=rounded(90)).hint == ""
+
+
+def test_jumps_of_the_noise_hide_no_shift_of_most_tokens():
+    report = parity.logprobs(EXACT, rounded(1) - 0.06, noise=jumping(90, ([0, 1], [3, 5])))
+    assert (report.verdict, report.beyond, report.hint) == ("different", [], "")
+    assert re.fullmatch(
+        r"\d+ of 124 tokens are further apart than 3 times their own noise, allowed half", report.message
+    )

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from attn_bridge import parity
+from attn_parity.frameworks.torch.running.rounding import Rounding
 
 IDS = np.random.default_rng(0).integers(0, 40, size=(3, 20))
 
@@ -85,3 +86,55 @@ def test_refusals():
         ValueError, match=r"^a model must return logits \[1, 20, n\] for ids \[1, 20\], it gives \[\[1, 20\]\]$"
     ):
         parity.logprobs(nn.Flatten(), Tiny(), tokens=IDS)
+
+
+class Mixture(nn.Module):
+    """A residual layer of experts, which sorts its tokens and counts those of each expert by `histc`."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(32, 4, bias=False)
+        self.experts = nn.Parameter(torch.randn(4, 32, 32) / 6)
+
+    def forward(self, x):
+        tokens = x.reshape(-1, 32)
+        gates, chosen = self.router(tokens).float().softmax(-1).max(-1)
+        order = chosen.argsort(stable=True)
+        counts = torch.histc(chosen.float(), bins=4, min=0, max=3).long().tolist()
+        parts = tokens[order].split([*counts[:3], len(order) - sum(counts[:3])])
+        out = torch.cat([part @ expert for part, expert in zip(parts, self.experts, strict=True)])
+        return x + (gates[:, None].to(x) * out[order.argsort()]).view_as(x)
+
+
+class TinyMixture(Tiny):
+    def __init__(self, seed, fault=""):
+        super().__init__(temperature=1.1 if fault == "temperature" else 1.0)
+        torch.manual_seed(seed)
+        self.mixtures = nn.ModuleList(Mixture() for _ in range(2))
+        if fault == "weight":
+            with torch.no_grad():
+                self.blocks[0].linear1.weight[3, 5] += 2.0
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        mask = torch.triu(torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool), self.diagonal)
+        for block, mixture in zip(self.blocks, self.mixtures, strict=True):
+            x = mixture(block(x, src_mask=mask))
+        return self.head(x) / self.temperature
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("fault", "verdict"), [("", "equal"), ("weight", "different"), ("temperature", "different")])
+def test_rounding_of_a_mixture_hides_no_fault(seed, fault, verdict):
+    report = parity.logprobs(TinyMixture(seed), TinyMixture(seed, fault).bfloat16(), tokens=IDS)
+    assert report.verdict == verdict
+    assert report.noise < 0.1
+
+
+def test_random_rounding_leaves_counts_alone():
+    counts = torch.full((9,), 3.0)
+    with Rounding(0, True):
+        assert torch.histc(torch.arange(9.0), bins=3, min=0, max=8).tolist() == [3.0] * 3
+        assert torch.equal(torch.trunc(counts), counts)
+        assert torch.equal(torch.floor_divide(counts, 1.0), counts)
+        assert not torch.equal(counts * 1.0, counts)

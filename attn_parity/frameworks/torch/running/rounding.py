@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _EXACT = """
-_local_scalar_dense _to_copy _unsafe_view abs amax amin arange argmax argmin bernoulli bernoulli_ cat ceil
-clamp clamp_max clamp_min clone constant_pad_nd copy copy_ detach embedding empty empty_like empty_strided
-exponential_ eye fill fill_ flip floor full full_like gather index index_select lift_fresh masked_fill
-masked_fill_ max maximum min minimum neg new_empty new_full new_ones new_zeros normal_ ones ones_like rand
-rand_like randn randn_like relu relu_ repeat roll round scalar_tensor scatter select_backward sign
-slice_backward sort stack threshold_backward topk tril triu unfold_backward uniform_ where zero_ zeros
-zeros_like
+_local_scalar_dense _to_copy _unsafe_view abs amax amin arange argmax argmin bernoulli bernoulli_ cat ceil clamp
+clamp_max clamp_min clone constant_pad_nd copy copy_ detach embedding empty empty_like empty_strided
+exponential_ eye fill fill_ flip floor floor_divide full full_like gather histc index index_select lift_fresh
+masked_fill masked_fill_ max maximum min minimum neg new_empty new_full new_ones new_zeros normal_ ones
+ones_like rand rand_like randn randn_like relu relu_ repeat roll round scalar_tensor scatter select_backward
+sign slice_backward sort stack threshold_backward topk tril triu trunc unfold_backward uniform_ where zero_
+zeros zeros_like
 """
 
 EXACT = frozenset(_EXACT.split())
-"""Operations that add no rounding: they move, choose, fill or draw."""
+"""Operations that add no rounding: they move, choose, count, fill or draw."""
 
 MANY = 1 << 20
 """Numbers of a tensor above which they are drawn in float32, which takes a third of the time."""
