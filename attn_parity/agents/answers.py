@@ -178,10 +178,18 @@ def on_laws(data: Data, name: str) -> str:
     lines = [str(data["summary"]), *(_law(law) for law in broken)]
     others = [law for law in data["laws"] if law["status"] != "broken"]
     lines += [f"{law['name']}: {law['status']}" for law in others]
-    step = (
-        f"mend {broken[0]['name']}, and call laws again" if broken else "call compare with the original as first side"
+    return limited([*lines, f"report: {name} (resource parity://reports/{name})"], _step_of_laws(broken))
+
+
+def _step_of_laws(broken: list[Data]) -> str:
+    if not broken:
+        return "if this is a port, call compare with its original as first side"
+    name, purpose = broken[0]["name"], broken[0].get("purpose")
+    meant = f", above all if it is meant ({purpose})" if purpose else ""
+    return (
+        f"if this is an original, leave it as it is{meant}: a port of it must break {name} alike, which compare shows; "
+        f"if it is a port, call laws on its original, and mend {name} if it holds there; else mend {name}"
     )
-    return limited([*lines, f"report: {name} (resource parity://reports/{name})"], step)
 
 
 def _law(law: Data) -> str:

@@ -29,7 +29,7 @@ from .layout import Axes, layout_of
 from .modes import determinism
 from .order import causality, key_permutation
 from .padding import padding_invariance
-from .report import LawsReport, LawVerdict
+from .report import PURPOSES, LawsReport, LawVerdict
 from .side import REFUSALS, LawResult, NotTriedError, OneSide, failed
 
 _FUNCTIONS: dict[str, Callable[[OneSide, Axes], LawResult]] = {
@@ -144,4 +144,5 @@ def _verdict(name: str, side: OneSide, layout: Axes) -> LawVerdict:
     is_broken = not finding.gap.size <= limit if finding.is_broken is None else finding.is_broken
     if not is_broken:
         return LawVerdict(name, "holds", finding.why, finding.gap.size, limit)
-    return LawVerdict(name, "broken", finding.why, finding.gap.size, limit, finding.gap.witness(finding.change))
+    witness = finding.gap.witness(finding.change)
+    return LawVerdict(name, "broken", finding.why, finding.gap.size, limit, witness, PURPOSES.get(name, ""))

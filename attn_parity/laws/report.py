@@ -16,6 +16,15 @@ SCHEMA = 1
 WIDTH = 100
 """Characters of a line of text."""
 
+PURPOSES = {
+    "determinism": "a sampler, or statistics that are kept on",
+    "batch": "statistics of the batch, a contrastive loss, or a capacity that the batch shares",
+    "rows": "a queue of experts that fills up in the order of the rows",
+    "gradients": "a straight-through estimator, or a stopped, reversed or clipped gradient",
+    "dtype": "a cast of its own, such as logits in float32",
+}
+"""Name of a law -> what breaks it on purpose in modules that are right."""
+
 ORDER: tuple[LawStatus, ...] = ("broken", "holds", "not tried")
 
 
@@ -65,6 +74,7 @@ class LawVerdict:
         size: largest difference, relative to the largest value of its tensor; None if not tried.
         limit: largest difference that rounding explains; None if not tried.
         witness: the element that shows a broken law; None otherwise.
+        purpose: what breaks a law on purpose in modules that are right; "" if the law holds, or nothing is known to.
     """
 
     name: str
@@ -73,6 +83,7 @@ class LawVerdict:
     size: float | None = None
     limit: float | None = None
     witness: Witness | None = None
+    purpose: str = ""
 
     def __str__(self) -> str:
         line = f"{self.name}: {self.status}: {self.why}"
@@ -146,7 +157,14 @@ class LawsReport:
             first = f"  {law.name:<{width}}  {law.status:<9}  "
             lines += textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
         lines += [f"note: {note}" for note in self.notes]
+        for note in self._meant():
+            lines += textwrap.wrap(f"note: {note}", WIDTH, subsequent_indent="      ", break_on_hyphens=False)
         return "\n".join(lines + ([f"again: {self.command}"] if self.command else []))
+
+    def _meant(self) -> list[str]:
+        """Return a remark per broken law that right modules may break on purpose."""
+        advice = "keep an original that means it; a port must break it alike, which compare shows"
+        return [f"{law.name} can be broken on purpose ({law.purpose}): {advice}" for law in self.broken if law.purpose]
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the report as JSON-ready data, and write it to `path` if one is given; infinities become null.

@@ -134,7 +134,16 @@ def test_a_broken_law_has_its_witness():
     broken = {"name": "batch", "status": "broken", "why": "rows mix", "witness": witness}
     text = answers.on_laws({"summary": "1 broken", "laws": [broken, {"name": "causality", "status": "holds"}]}, "r2")
     assert "batch: broken: rows mix: output[0, 1] is 1.0, and 2.0 with another row\ncausality: holds\n" in text
-    assert text.endswith("next: mend batch, and call laws again")
+    last = text.splitlines()[-1]
+    assert last.startswith("next: if this is an original, leave it as it is: a port of it must break batch alike, ")
+    assert last.endswith(
+        "; if it is a port, call laws on its original, and mend batch if it holds there; else mend batch"
+    )
+    meant = {**broken, "name": "gradients", "purpose": "a straight-through estimator"}
+    last = answers.on_laws({"summary": "1 broken", "laws": [meant]}, "r2").splitlines()[-1]
+    assert last.startswith(
+        "next: if this is an original, leave it as it is, above all if it is meant (a straight-through "
+    )
 
 
 def test_without_the_package_the_server_is_one_line(tmp_path, monkeypatch, capsys):

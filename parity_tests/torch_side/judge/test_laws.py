@@ -451,6 +451,18 @@ def test_a_straight_jump_is_not_called_a_wrong_gradient():
     assert not parity.laws(side, X, only="gradients").broken
 
 
+def test_a_gradient_that_is_wrong_on_purpose_is_broken_with_the_purpose():
+    side = parity.function(lambda _, x: x + (torch.sign(x) - x).detach(), {})
+    report = parity.laws(side, X, only="gradients")
+    (law,) = report.broken
+    assert law.purpose == "a straight-through estimator, or a stopped, reversed or clipped gradient"
+    text = " ".join(str(report).split())
+    assert f"note: gradients can be broken on purpose ({law.purpose}): keep an original that means it; a port " in text
+    assert report.to_json()["laws"][0]["purpose"] == law.purpose
+    held = parity.laws(nn.Linear(8, 8), X, only="gradients")
+    assert "on purpose" not in str(held)
+
+
 def test_another_seed_gives_the_same_verdicts():
     reports = [parity.laws(Attention("padding"), X, seed=seed) for seed in range(3)]
     assert len({tuple((law.name, law.status) for law in report.laws) for report in reports}) == 1
