@@ -127,23 +127,27 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, obj
     return [_grouped(path, stem, tensors, scheme, method, bits) for stem in stems]
 
 
-def check_groups(reader: Reader, tensor: GroupedTensor) -> None:
+def check_groups(reader: Reader, name: str, inputs: int, size: int) -> None:
     """Refuse groups that no quantiser writes: each group has equally many inputs, the last group the rest.
 
     A file that assigns all inputs to group 0 is ambiguous: some kernels take it as groups in order.
 
+    Args:
+        reader: the checkpoint.
+        name: of the tensor with the group of each input.
+        inputs: their number.
+        size: inputs of a group.
+
     Raises:
         CheckpointError: the first group that has another number of inputs.
     """
-    if not tensor.groups:
-        return
-    wanted = np.bincount(np.arange(tensor.shape[1]) // tensor.group_size)
-    groups = reader.read(tensor.groups)
+    wanted = np.bincount(np.arange(inputs) // size)
+    groups = reader.read(name)
     counts = np.bincount(groups[(groups >= 0) & (groups < len(wanted))], minlength=len(wanted))
     for group in np.flatnonzero(counts != wanted):
         raise bad(
             reader.path,
-            f"{printable(tensor.groups)} must give {wanted[group]} inputs to group {group}, got {counts[group]}",
+            f"{printable(name)} must give {wanted[group]} inputs to group {group}, got {counts[group]}",
         )
 
 

@@ -11,22 +11,23 @@ from typing import Any
 from ...printable import printable
 from ..containers.base import TensorInfo
 from ..containers.files import bad
-from .schemes import KEYS, TEXT
+from .schemes import KEYS, TEXT, scheme_of, weights_of
 
 MXFP4 = "MXFP4"
 GROUP = 32
 """Numbers that share a scale in MXFP4; two of them are in a byte."""
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-SCALES = ("float32", "bfloat16", "float16", "float8_e8m0fnu")
-"""Dtypes of the scales of float8: with all of them the product is exact in float64."""
+SCALES = ("float32", "bfloat16", "float16", "float8_e8m0fnu", "uint8")
+"""Dtypes of the scales of float8, uint8 being exponents (MXFP8): with all of them the product is exact in float64."""
 
 BLOCK = (128, 128)
 """Rows and columns per scale without a config.json, in DeepSeek's files and in `transformers`."""
 
 MAX_BLOCK = (1 << 31) - 1
 
-ACTIVATIONS = ("input_scale", "output_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale")
+ACTIVATIONS = ("input_scale", "output_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale",
+               "input_global_scale", "input_zero_point", "output_zero_point")  # fmt: skip
 """Names of the scales of a matrix's input, or of the keys and values in a cache."""
 
 ENDINGS = {("_blocks", "_scales"): True, (".blocks", ".scales"): False}
@@ -120,7 +121,7 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, obj
                       f"got {tensors[number].dtype}")  # fmt: skip
         if _is_float8(info) and name not in paired_names:
             sizes = _block_size(path, config) if sizes is None else sizes
-            quantised_tensors.append(_float8(path, info, tensors, sizes, block_structure(config)))
+            quantised_tensors.append(_float8(path, info, tensors, sizes, config))
             paired_names |= {name, quantised_tensors[-1].scales}
     stand_for: dict[str, str] = {}  # two kinds of names may mean the same tensor
     for tensor in quantised_tensors:
@@ -135,12 +136,12 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, obj
     return sorted(quantised_tensors, key=lambda tensor: order[tensor.numbers])
 
 
-OF_METHODS = {".qweight": ".qzeros", ".SCB": ".weight", ".absmax": ".quant_map"}
-"""Ending of a name that only GPTQ, AWQ or bitsandbytes have -> that of the name next to it."""
+OF_METHODS = {".qweight": ".qzeros", ".SCB": ".weight", ".absmax": ".quant_map", ".weight_packed": ".weight_scale"}
+"""Ending of a name that only GPTQ, AWQ, bitsandbytes or compressed-tensors have -> that of the name next to it."""
 
 
 def method_name_of(names: Collection[str]) -> str:
-    """Return the first name that only checkpoints of GPTQ, AWQ or bitsandbytes have; "" without any."""
+    """Return the first name that only checkpoints of such a method have; "" without any."""
     pairs = [(name, ending) for name in sorted(names) for ending in OF_METHODS if name.endswith(ending)]
     return next((name for name, one in pairs if name.removesuffix(one) + OF_METHODS[one] in names), "")
 
@@ -148,8 +149,6 @@ def method_name_of(names: Collection[str]) -> str:
 OTHER_METHODS = {
     ".trellis": (".suh", "EXL3"),
     ".q_weight": (".q_scale", "EXL2"),
-    ".weight_scale_2": (".weight_scale", "NVFP4"),
-    ".weight_packed": (".weight_scale", "compressed-tensors, packed"),
     "._weight_qdata": ("._weight_scale", "torchao"),
     ".weight._data": (".weight._scale", "quanto"),
     ".W_q": (".zero", "HQQ"),
@@ -188,7 +187,7 @@ def of_activations(names: Iterable[str], quantised: Iterable[str]) -> dict[str, 
     """Return scales of the inputs of quantised matrices -> the reason why they are dropped on dequantisation."""
     stems = {name.removesuffix("weight") for name in quantised if name.endswith(".weight")}
     return {
-        name: "a scale of activations, which nothing rounds to float8 any more"
+        name: "a scale of activations, which nothing quantises any more"
         for name in names
         if any(name.endswith(one) and name.removesuffix(one) in stems for one in ACTIVATIONS)
     }
@@ -231,7 +230,7 @@ def _float8(
     info: TensorInfo,
     tensors: Mapping[str, TensorInfo],
     sizes: tuple[int, int] | str,
-    structure: tuple[int, int] | None,
+    config: Mapping[str, object],
 ) -> QuantisedTensor:
     name = info.name
     names = [name + ending for ending in (BY_BLOCK, BY_ROW) if name + ending in tensors]
@@ -266,9 +265,9 @@ def _float8(
         if math.prod(leading) == 1:
             wanted += [(), (1,), (1, 1)]
         rule = "one for each row, for each column, or for all"
-        if structure and scales.shape not in wanted:
-            block = structure
-            wanted += [(*leading, -(-rows // block[0]), -(-columns // block[1]))]
+        structure = None if scales.shape in wanted else block_structure(config, info.shape, scales.shape)
+        if structure:
+            block, wanted = structure, [scales.shape]
     if scales.shape not in wanted:
         raise bad(path, f"{printable(scales.name)} must have the shape {wanted[0]} to go with {printable(name)} "
                   f"{info.shape}, {rule}, got {scales.shape}")  # fmt: skip
@@ -296,18 +295,25 @@ def _block_size(path: Path, config: Mapping[str, object]) -> tuple[int, int] | s
     return size[0], size[1]
 
 
-def block_structure(config: Mapping[str, object]) -> tuple[int, int] | None:
-    """Return rows and columns per scale of compressed-tensors' blocks or groups; None without one size for all."""
-    settings = _settings(config)
-    groups = settings.get("config_groups") if isinstance(settings, Mapping) else None
+def block_structure(
+    config: Mapping[str, object], shape: tuple[int, ...], scales: tuple[int, ...]
+) -> tuple[int, int] | None:
+    """Return rows and columns per scale of compressed-tensors' blocks or groups; None unless one size fits.
+
+    Args:
+        config: the model's config.json.
+        shape: of a matrix.
+        scales: shape of its scales.
+    """
+    *leading, rows, columns = shape
     sizes: set[tuple[int, int]] = set()
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        weights = weights if isinstance(weights, Mapping) else {}
+    for weights in weights_of(scheme_of(config)):
         block = weights.get("block_structure")
-        rows, columns = block if isinstance(block, list) and len(block) == 2 else (1, weights.get("group_size"))
-        if all(type(size) is int and 1 <= size <= MAX_BLOCK for size in (rows, columns)):
-            sizes.add((int(rows), int(columns or 1)))
+        high, wide = block if isinstance(block, list) and len(block) == 2 else (1, weights.get("group_size"))
+        if not isinstance(high, int) or not isinstance(wide, int) or not 1 <= min(high, wide) <= MAX_BLOCK:
+            continue
+        if scales == (*leading, -(-rows // high), -(-columns // wide)):
+            sizes.add((high, wide))
     return sizes.pop() if len(sizes) == 1 else None
 
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from ...printable import printable
@@ -20,26 +19,15 @@ from ..containers.files import boxes, check_range
 from ..readers import Wrapped
 from .bitsandbytes import FourBitTensor, Int8Tensor
 from .blocks import BlockTensor
+from .compressed import CompressedTensor
 from .packed import GroupedTensor
 from .pairs import GROUP, MXFP4, QuantisedTensor, of_activations
 from .searching import default_dtype, find
 from .source import Source
-
-E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
-"""The values of the four-bit codes of MXFP4."""
-
-_BYTES = np.arange(256, dtype=np.uint8)
-
-E8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
-"""The values of the bytes of MXFP4's scales: powers of two, or NaN."""
+from .tables import BYTES, E2M1, E8M0, float8_values
 
 _PAIRS: dict[int, Any] = {1: np.uint16, 2: np.uint32, 4: np.uint64, 8: np.complex128}
 """Bytes of a number -> a dtype that two of them fill."""
-
-
-def float8_values(kind: str) -> Array:
-    """Return the value of each byte of a float8 dtype."""
-    return _BYTES.view(numpy_dtype(kind)).astype(np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +65,21 @@ class DequantisedNumbers:
 
         It is indexed by ``scale * 256 + byte``.
         """
-        both = np.stack([E2M1[_BYTES & 15], E2M1[_BYTES >> 4]], axis=-1)
+        both = np.stack([E2M1[BYTES & 15], E2M1[BYTES >> 4]], axis=-1)
         made = self.of(*np.broadcast_arrays(both[None], E8M0[:, None, None]))
         return np.ascontiguousarray(made).reshape(-1).view(_PAIRS[self.result.itemsize])
+
+
+def scale_dtype(scales: TensorInfo) -> np.dtype:
+    """Return the dtype of float8's scales: bytes are exponents (MXFP8)."""
+    return numpy_dtype("float8_e8m0fnu" if scales.dtype == "uint8" else scales.dtype)
 
 
 TILE = 1 << 18
 """Elements computed at a time; their intermediate results stay in the caches."""
 
 
-_OTHERS = (GroupedTensor, FourBitTensor, Int8Tensor, BlockTensor)
+_OTHERS = (GroupedTensor, CompressedTensor, FourBitTensor, Int8Tensor, BlockTensor)
 """Kinds whose tensors make their own tiles."""
 
 FAR = 16
@@ -137,7 +130,7 @@ class Dequantised(Wrapped):
         self.quantised: dict[str, QuantisedTensor] = {one.numbers: one for one in find(reader, config)}
         dtype = dtype or default_dtype(reader.tensors, self.quantised, config)
         scales = {name for one in self.quantised.values() for name in one.others}
-        self.dropped = of_activations(reader.tensors, self.quantised)
+        self.dropped = of_activations(reader.tensors, (one.name for one in self.quantised.values()))
         self.tensors, headers = {}, {}
         for name, info in reader.tensors.items():
             tensor = self.quantised.get(name)
@@ -210,7 +203,7 @@ class Dequantised(Wrapped):
                 present = np.unique(np.frombuffer(data, np.uint8))
                 is_changed = self._pairs_of(numbers).reshape(256, 256)[present].any()
             else:
-                scales = np.frombuffer(data, numpy_dtype(info.dtype)).astype(np.float64)
+                scales = np.frombuffer(data, scale_dtype(info)).astype(np.float64)
                 is_changed = numbers.of(*np.broadcast_arrays(float8_values(tensor.kind)[None], scales[:, None])).any()
             if is_changed:
                 return False
@@ -255,7 +248,7 @@ class Dequantised(Wrapped):
                 into[first : first + most, left:right] = tile
 
     def _scaled(self, tensor: Any, numbers: DequantisedNumbers, rows: range, column: int, end: int) -> Array:
-        """Return a rectangle of numbers of GPTQ, AWQ, bitsandbytes or GGUF."""
+        """Return a rectangle of numbers of a kind that makes its own tiles."""
         return numbers.of(*np.broadcast_arrays(*tensor.tile(self._source, rows, column, end)))
 
     def _mxfp4(self, tensor: QuantisedTensor, numbers: DequantisedNumbers, rows: range, column: int, end: int) -> Array:
@@ -291,7 +284,7 @@ class Dequantised(Wrapped):
         raw = self._source.rectangle(
             tensor.scales, across * width, range(top, int(lines[-1]) + 1), left * width, right * width
         )
-        scales = np.ascontiguousarray(raw).view(numpy_dtype(info.dtype)).astype(np.float64)
+        scales = np.ascontiguousarray(raw).view(scale_dtype(info)).astype(np.float64)
         values = float8_values(tensor.kind)
         if scales.size * 256 > codes.size:
             return numbers.of(values[codes], scales[(lines - top)[:, None], places - left])

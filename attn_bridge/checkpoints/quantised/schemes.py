@@ -25,14 +25,15 @@ TITLES |= {title.lower(): title for title in ("EXL2", "EXL3", "HQQ", "AQLM")} | 
 REMEDIES = {"mlx": "mlx_lm.convert --dequantize makes floating point of it; convert that"}
 """Method that is not dequantised here -> the remedy."""
 
-FLOAT_FORMATS = ("float-quantized", "naive-quantized", "dense")
-"""Formats of compressed-tensors with float8, or without quantisation."""
+FORMATS = ("float-quantized", "naive-quantized", "dense", "int-quantized", "pack-quantized", "nvfp4-pack-quantized",
+           "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized", "mixed-precision")  # fmt: skip
+"""Formats of compressed-tensors that are read."""
 
 FLOAT8 = ("fp8", "fbgemm_fp8", "finegrained_fp8", "mxfp4", "compressed-tensors")
 """Methods whose tensors, numbers and scales, are recognised by their names."""
 
-MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
-"""Algorithms of ModelOpt whose tensors are float8 with a scale for all, or for each row."""
+MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "NVFP4_AWQ")
+"""Algorithms of ModelOpt whose tensors are float8 with a scale for all, or for each row, or NVFP4."""
 
 GPTQ_BITS, AWQ_BITS = (2, 4, 8), (4,)
 FORMS = {"gptq": 1, "gptq_v2": 0}
@@ -68,11 +69,16 @@ def bits_of(scheme: Mapping[str, object]) -> int | None:
         is_4, is_8 = (scheme.get(f"load_in_{bits}bit") is True for bits in (4, 8))
         return 4 if is_4 else 8 if is_8 else None
     bits = scheme.get("bits", scheme.get("w_bit"))
-    groups = scheme.get("config_groups")
-    if bits is None and isinstance(groups, Mapping):  # of compressed-tensors
-        weights = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
-        bits = next((part.get("num_bits") for part in weights if isinstance(part, Mapping)), None)
+    if bits is None:  # of compressed-tensors
+        bits = next((weights.get("num_bits") for weights in weights_of(scheme)), None)
     return bits if type(bits) is int else None
+
+
+def weights_of(scheme: Mapping[str, object]) -> list[Mapping[str, object]]:
+    """Return the descriptions of weights in compressed-tensors' `config_groups`."""
+    groups = scheme.get("config_groups")
+    parts = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+    return [weights for group in parts if isinstance(weights := group.get("weights"), Mapping)]
 
 
 def describe(scheme: Mapping[str, object]) -> str:
@@ -88,8 +94,7 @@ def unsupported(scheme: Mapping[str, object]) -> str:
     """Return why weights of a scheme can't be dequantised; "" if config.json does not rule it out."""
     method, bits = method_of(scheme), bits_of(scheme)
     if method == "compressed-tensors":
-        form = scheme.get("format", FLOAT_FORMATS[0])
-        return "".join(_no(form in FLOAT_FORMATS, f"format must be {FLOAT_FORMATS[0]}"))
+        return _unsupported_format(scheme)
     if not method or method in FLOAT8:
         return ""
     if method == "modelopt":
@@ -113,6 +118,25 @@ def unsupported(scheme: Mapping[str, object]) -> str:
     if method == "bitsandbytes":
         return ""
     return NOT_SUPPORTED
+
+
+def _unsupported_format(scheme: Mapping[str, object]) -> str:
+    """Return why weights of compressed-tensors can't be dequantised, or ""."""
+    form, sparsity, turns = (
+        scheme.get("format", FORMATS[0]),
+        scheme.get("sparsity_config"),
+        scheme.get("transform_config"),
+    )
+    is_dense = not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") == "dense"
+    why = [
+        *_no(form in FORMATS, f"format must be one of {', '.join(FORMATS)}"),
+        *_no(is_dense, "its weights are sparse (sparsity_config)"),
+        *_no(
+            not (isinstance(turns, Mapping) and turns.get("config_groups")),
+            "its weights are rotated (transform_config)",
+        ),
+    ]
+    return why[0] if why else ""
 
 
 def _no(is_right: bool, why: str) -> Iterator[str]:

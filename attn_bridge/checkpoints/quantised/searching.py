@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from ...printable import printable
 from ..containers.base import CheckpointError, Reader, TensorInfo
 from ..containers.files import bad
-from . import bitsandbytes, blocks, packed, pairs, schemes
+from . import bitsandbytes, blocks, compressed, packed, pairs, schemes
 from .pairs import QuantisedTensor
 
 CODES = ("int8", "uint8", "int16", "int32", "uint32", "int64", *pairs.FLOAT8)
@@ -27,6 +27,7 @@ ENDINGS = {
     ),
     bitsandbytes.SCB: ".weight",
     **dict.fromkeys((pairs.BY_BLOCK, pairs.BY_ROW), ""),
+    **dict.fromkeys(compressed.OF_NUMBERS, compressed.PLAIN),
 }
 """Ending of a name -> the ending of its numbers' name."""
 
@@ -87,6 +88,7 @@ def notes_on_config(config: Mapping[str, object], written: Mapping[str, object] 
 def _numbers_of(name: str) -> list[str]:
     """Return the names that the numbers of a scale or table may have."""
     endings = [*ENDINGS.items(), *((scales, numbers) for numbers, scales in pairs.ENDINGS)]
+    endings += [(ending, compressed.PACKED) for ending in (compressed.SCALE, *compressed.OF_NUMBERS)]
     names = [name.removesuffix(ending) + numbers for ending, numbers in endings if name.endswith(ending)]
     stem, is_state, _ = name.rpartition(bitsandbytes.STATE)
     return [*names, stem] if is_state else names
@@ -109,14 +111,18 @@ def find(reader: Reader, config: Mapping[str, object]) -> list[QuantisedTensor]:
     _check_names(reader)
     grouped = packed.find(reader.path, reader.tensors, config)
     for group in grouped:
-        packed.check_groups(reader, group)
+        if group.groups:
+            packed.check_groups(reader, group.groups, group.shape[1], group.group_size)
     quantised: list[QuantisedTensor] = [
         *grouped,
+        *compressed.find(reader, config),
         *bitsandbytes.find(reader),
         *blocks.find(reader),
     ]
-    if not quantised:
-        return pairs.find(reader.path, reader.tensors, config)
+    names = {name for tensor in quantised for name in (tensor.numbers, *tensor.others)}
+    rest = {name: info for name, info in reader.tensors.items() if name not in names}
+    if not quantised or any(info.dtype in pairs.FLOAT8 and name + pairs.BY_ROW in rest for name, info in rest.items()):
+        quantised += pairs.find(reader.path, rest, config)
     for tensor in quantised:
         if tensor.name != tensor.numbers and tensor.name in reader.tensors:
             raise bad(reader.path, f"both {printable(tensor.name)} and {printable(tensor.numbers)} are there; only one "
@@ -207,7 +213,7 @@ def default_dtype(
         bfloat16 for MXFP4 and float8. For other kinds the dtype of the model: that of most other numbers, or else that
         of config.json.
     """
-    kinds = (packed.GroupedTensor, blocks.BlockTensor, *bitsandbytes.TENSORS)
+    kinds = (packed.GroupedTensor, compressed.CompressedTensor, blocks.BlockTensor, *bitsandbytes.TENSORS)
     if not any(isinstance(tensor, kinds) for tensor in quantised.values()):
         return FLOATS[0]
     names: Collection[str] = {name for tensor in quantised.values() for name in (tensor.numbers, *tensor.others)}

@@ -31,10 +31,10 @@ class Source:
         return np.frombuffer(data, dtype)
 
     def matrix(self, name: str, rows: range, left: int, right: int) -> Array:
-        """Return columns ``left:right`` of rows of a matrix."""
+        """Return columns ``left:right`` of rows of a matrix, or of a single number."""
         info = self._reader.tensors[name]
         size = info.itemsize
-        raw = self.rectangle(name, info.shape[-1] * size, rows, left * size, right * size)
+        raw = self.rectangle(name, (info.shape or (1,))[-1] * size, rows, left * size, right * size)
         return np.ascontiguousarray(raw).view(numpy_dtype(info.dtype))
 
     def rectangle(self, name: str, width: int, rows: range, left: int, right: int) -> Array:

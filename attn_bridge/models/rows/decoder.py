@@ -14,7 +14,7 @@ LAYER, OURS = "{prefix}layers.{i}.", "trf_blocks.{i}."
 
 QUANTISED = dict.fromkeys(
     ("{rest}.weight_scale_inv", "{rest}.weight_scale"),
-    "a scale of float8 weights, which would not follow them; --dequantize makes bfloat16 of both",
+    "a scale of quantised weights, which would not follow them; --dequantize makes bfloat16 of both",
 )
 
 TOWERS = towers(

@@ -238,7 +238,7 @@ def test_quantised_experts_and_float8_scales_are_refused_in_one_line(tmp_path):
     state["model.layers.0.self_attn.o_proj.weight_scale_inv"] = torch.ones(1, 1)
     torch.save(state, tmp_path / "y.pt")
     for given in (None, "hf-deepseek-v3"):
-        with pytest.raises(LayoutError, match="weight_scale_inv: a scale of float8 weights"):
+        with pytest.raises(LayoutError, match="weight_scale_inv: a scale of quantised weights"):
             checkpoints.convert(tmp_path / "y.pt", tmp_path / "flax", from_layout=given)
 
 

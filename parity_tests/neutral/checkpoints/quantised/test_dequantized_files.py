@@ -51,7 +51,7 @@ from .test_dequantize import E4M3, F4, STEM, U8, converted, expanded, float8, mu
          r"w.weight_scale_inv must have the shape \(1, 1\) to go with w.weight \(3, 3\), one for each block of"),
         ({"w.weight": np.zeros((300, 3), E4M3), "w.weight_scale_inv": np.ones((1, 1), F4)}, r"the shape \(3, 1\)"),
         ({"w.weight": np.zeros((3, 3), E4M3), "w.weight_scale_inv": np.ones((1, 1), np.float64)},
-         r"w.weight_scale_inv must be one of float32, bfloat16, float16, float8_e8m0fnu, got float64"),
+         r"w.weight_scale_inv must be one of float32, bfloat16, float16, float8_e8m0fnu, uint8, got float64"),
         ({"w.weight": np.zeros((3, 2), E4M3), "w.weight_scale": np.ones((3,), F4)},
          r"w.weight_scale must have the shape \(3, 1\)"),
         ({"w.weight": np.zeros((4, 4), E4M3), "w.weight_scale": np.ones((2, 2), F4)}, r"weight_scale must have"),

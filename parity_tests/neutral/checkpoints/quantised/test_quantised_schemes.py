@@ -87,9 +87,9 @@ REFUSED = {
     "AWQ, 3 bit": {"quant_method": "awq", "bits": 3, "group_size": 8},
     "AQLM": {"quant_method": "aqlm", "nbits_per_codebook": 16},
     "HQQ, 4 bit": {"quant_method": "hqq", "bits": 4},
-    "compressed-tensors, pack-quantized, 4 bit": {
+    "compressed-tensors, marlin-24, 4 bit": {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": "marlin-24",
         "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
     },
 }
@@ -97,8 +97,6 @@ LAYER = "model.layers.0.self_attn.q_proj"
 BY_NAME = {
     "EXL3": {"trellis": np.zeros((4, 4, 64), np.int16), "suh": np.ones(64, np.float16)},
     "EXL2": {"q_weight": np.zeros((8, 8), np.int32), "q_scale": np.zeros((2, 8), np.int32)},
-    "NVFP4": {"weight": np.zeros((8, 8), np.uint8), "weight_scale": np.ones((8, 1), ml_dtypes.float8_e4m3fn),
-              "weight_scale_2": np.ones((), np.float32)},
     "torchao": {"_weight_qdata": np.zeros((8, 8), np.int8), "_weight_scale": np.ones((8, 1), np.float32)},
     "quanto": {"weight._data": np.zeros((8, 8), np.int8), "weight._scale": np.ones((8, 1), np.float32)},
     "HQQ": {"W_q": np.zeros((8, 8), np.uint8), "zero": np.ones((8, 1), np.float32)},
@@ -137,8 +135,8 @@ def test_float8_of_modelopt_is_dequantised_and_its_other_algorithms_are_named(tm
     found = checkpoints.read(target)
     np.testing.assert_array_equal(found[f"{LAYER}.weight"], numbers.astype(np.float32) / 2)
     assert f"{LAYER}.k_scale" not in found
-    source = put(tmp_path / "nv", tensors, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, model_type="llama")
-    with pytest.raises(CheckpointError, match=r"by ModelOpt, NVFP4 \(config.json\), .* quant_algo must be FP8 or"):
+    source = put(tmp_path / "nv", tensors, {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, model_type="llama")
+    with pytest.raises(CheckpointError, match=r"by ModelOpt, W4A8_AWQ \(config.json\), .* quant_algo must be FP8 or"):
         checkpoints.convert(source, tmp_path / "out", dequantize=True)
 
 
