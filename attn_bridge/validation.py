@@ -304,6 +304,24 @@ def check_shared(is_shared: bool, is_given: bool) -> None:
         raise ValueError("shared must be None for attention that projects keys")
 
 
+def check_table(is_shared: bool, shape: tuple[int, ...] | None, wanted: tuple[int, ...] | None) -> None:
+    """Check that attention gets a table of relative biases exactly if its config shares one.
+
+    Args:
+        is_shared: whether it does.
+        shape: of the table; None without one.
+        wanted: buckets and heads; None for a config without relative bias.
+
+    Raises:
+        ValueError: it is missing or superfluous, or has another shape.
+    """
+    if is_shared != (shape is not None):
+        need = "be given to attention whose position shares it" if is_shared else "be None: no position shares it"
+        raise ValueError(f"relative_bias must {need}")
+    if shape is not None and shape != wanted:
+        raise ValueError(f"relative_bias must have shape (num_buckets, num_heads) = {wanted}, got {shape}")
+
+
 def check_caches(caches: object, blocks: int, *, pairs: bool = False) -> None:
     """Check a model's cache: a cache per block, which the block itself checks, or None.
 

@@ -1,4 +1,4 @@
-"""Encoders with decoders that attend to their outputs: BART and Whisper, each a config.
+"""Encoders with decoders that attend to their outputs: BART, Whisper and T5, each a config.
 
 Twins: `jax_attn.encoder_decoder_model`, `torch_attn.encoder_decoder_model`. Letters: B batch, T query position, S
 position in the source, D width, V size of the vocabulary, N prompt and new tokens.
@@ -170,6 +170,7 @@ class EncoderDecoderModel(Pretrained, Layer):
     def head(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Return the logits ``(B, T, V)`` from the decoder's output."""
         logits = x @ self._table("decoder").embedding.T.astype(x.dtype) if self.config.tie else self.out_head(x)
+        logits = logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
         return logits + lax.stop_gradient(self.logits_bias[...]) if self.config.logits_bias else logits
 
     def init_cache(self, batch_size: int, capacity: int) -> EncoderDecoderCache:

@@ -78,7 +78,7 @@ class GroupedQueryAttention(Layer):
             self.v_norm = RMSNorm(config.head_dim, config.value_norm, affine=False, **options)
         if config.sinks:
             self.sinks = nnx.Param(jnp.zeros(config.num_heads, param_dtype))
-        if isinstance(config.position, RelativeBias):
+        if config.has_table:
             shape = (config.position.num_buckets, config.num_heads)
             self.relative_bias = nnx.Param(jnp.zeros(shape, param_dtype))
         self.dropout = Dropout(config.dropout, rngs=rngs)
@@ -95,6 +95,7 @@ class GroupedQueryAttention(Layer):
         return_weights: bool = False,
         shared: SharedKeys | None = None,
         return_shared: bool = False,
+        relative_bias: Float[Array, "buckets h"] | None = None,
     ) -> CachedOutput[KeyValueCache] | SharedOutput:
         """Attend from every token to those that the config's mask shows it.
 
@@ -111,19 +112,22 @@ class GroupedQueryAttention(Layer):
             shared: keys and values of an earlier layer for the same tokens, if the config has `shared`; the mask,
                 positions and cache of that layer apply.
             return_shared: also return the keys and values, for later layers.
+            relative_bias: table of an earlier layer, if the config's `RelativeBias` is shared.
 
         Returns:
             The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the keys and values if
             asked for; then the cache if given.
 
         Raises:
-            ValueError: shapes that do not fit, more tokens than the cache has room for, or `shared` that is missing or
-                superfluous; a jit raises for the room when it runs, and its results are NaN.
+            ValueError: shapes that do not fit, more tokens than the cache has room for, or `shared` or
+                `relative_bias` that is missing or superfluous; a jit raises for the room when it runs, and its results
+                are NaN.
             TypeError: an input that is not floating point, a mask that is not bool, or positions that are not integers.
         """
         config = self.config
         batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
         validation.check_shared(config.shared, shared is not None)
+        table = self._table(relative_bias)
         at = positions_of(batch, positions, cache, attention_mask, config.position) if shared is None else shared.at
         query, key, value = self._heads(batch, at)
         if shared is not None:
@@ -138,7 +142,7 @@ class GroupedQueryAttention(Layer):
             view.key,
             view.value,
             mask=view.mask,
-            bias=self._bias(last_of_rows(at), view.positions, functional.wide_dtype(batch)),
+            bias=self._bias(last_of_rows(at), view.positions, functional.wide_dtype(batch), table),
             scale=config.scale,
             softcap=config.softcap,
             sinks=self.sinks[...] if config.sinks else None,
@@ -210,16 +214,29 @@ class GroupedQueryAttention(Layer):
             gate = jax.nn.sigmoid(logits)
         return repeat(gate, "b t h -> b t (h c)", c=config.head_dim) if by_head else gate
 
+    def _table(self, given: Float[Array, "buckets h"] | None) -> Float[Array, "buckets h"] | None:
+        """Return the table of relative biases, its own or the given one; None without one."""
+        config, shape = self.config, None if given is None else tuple(given.shape)
+        if isinstance(config.position, RelativeBias):
+            validation.check_table(config.takes_table, shape, (config.position.num_buckets, config.num_heads))
+            return given if config.takes_table else self.relative_bias[...]
+        validation.check_table(False, shape, None)
+        return None
+
     def _bias(
-        self, query_positions: Int[Array, "... t"], key_positions: Int[Array, "... s"], dtype: DType
+        self,
+        query_positions: Int[Array, "... t"],
+        key_positions: Int[Array, "... s"],
+        dtype: DType,
+        table: Float[Array, "buckets h"] | None,
     ) -> Float[Array, "... h t s"] | None:
         """Return the bias of the scores that follows from positions; None without one."""
         position = self.config.position
         if isinstance(position, Alibi):
             return alibi_bias(self.config.num_heads, query_positions, key_positions, dtype)
-        if isinstance(position, RelativeBias):
+        if isinstance(position, RelativeBias) and table is not None:
             buckets = relative_buckets(position, query_positions, key_positions)
-            return relative_bias(self.relative_bias[...], buckets, dtype)
+            return relative_bias(table, buckets, dtype)
         return None
 
     def init_cache(self, batch_size: int, capacity: int, *, rolling: bool = False) -> KeyValueCache:

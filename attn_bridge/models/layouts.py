@@ -46,6 +46,7 @@ from .handwritten import (
     phi3,
     qwen3_moe,
     qwen3_next,
+    t5,
 )
 from .layout import DecodedTensors, Encoded, Layout, Settings
 from .libraries import flax_transformers, gemma_linen, gguf, keras_hub, maxtext, tunix, vllm
@@ -101,6 +102,7 @@ _PACKAGED: dict[str, Layout] = {
         olmo_hybrid.LAYOUT,
         bloom.LAYOUT,
         *encoder_decoder.LAYOUTS,
+        *t5.LAYOUTS,
         llama.META_LAYOUT,
         gpt_oss.OPENAI_LAYOUT,
         *book_models.LAYOUTS,

@@ -154,6 +154,8 @@ class DecoderBlockConfig(Config):
             self._require_kind("dense", FeedForwardConfig)
             if self.norms != "sandwich" or not isinstance(self.feed_forward, MixtureOfExpertsConfig):
                 raise ValueError("dense must be None unless feed_forward are experts and norms is sandwich")
+        if getattr(self.attention, "takes_table", False):
+            raise ValueError("position of attention must not be shared: blocks of decoders have their own tables")
         is_shared = getattr(self.attention, "shared", False)
         if self.keys_of is not None:
             check_integer("keys_of", self.keys_of)

@@ -1,4 +1,4 @@
-"""Encoders and decoders as BART and Whisper have them: a config of both stacks, and of what stands around them."""
+"""Encoders and decoders as BART, Whisper and T5 have them: a config of both stacks, and of what stands around them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Literal, get_args
 import numpy as np
 
 from ..validation import is_floating
-from .base import Config, Parameter, convolution, linear, matrix
+from .base import LATER, Config, Parameter, convolution, linear, matrix
 from .cross_attention import CrossAttentionConfig
 from .decoder_model import Norm
 from .feed_forward import Activation, FeedForwardConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig
 from .model import ModelConfig, Shape, accepts_use_cache, below, below_blocks, check_ids, count_blocks, table
+from .position import RelativeBias
 
 Side = Literal["torch", "flax"]
 Place = Literal["pre", "post"]
@@ -130,7 +131,8 @@ class StackConfig(Config):
     Attributes:
         emb_dim: width of the blocks.
         blocks: config of every block.
-        num_positions: the most tokens of a sequence, or vectors behind the convolutions.
+        num_positions: the most tokens of a sequence, or vectors behind the convolutions; None for as many as there are,
+            without a table of positions (T5).
         vocab_size: number of tokens of a separate table; None if it uses that of the model, or convolutions.
         convolutions: config of convolutions of frames that replace the table of tokens (Whisper's encoder).
         position_offset: rows of the table of positions before that of position 0 (2 in BART).
@@ -143,7 +145,7 @@ class StackConfig(Config):
 
     emb_dim: int
     blocks: tuple[EncoderDecoderBlockConfig, ...]
-    num_positions: int
+    num_positions: int | None
     vocab_size: int | None = None
     convolutions: ConvolutionsConfig | None = None
     position_offset: int = 0
@@ -154,14 +156,17 @@ class StackConfig(Config):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        self._require_positive_ints(
-            "emb_dim", "num_positions", *(["vocab_size"] if self.vocab_size is not None else [])
-        )
+        given = (name for name in ("num_positions", "vocab_size") if getattr(self, name) is not None)
+        self._require_positive_ints("emb_dim", *given)
         if isinstance(self.position_offset, bool) or not isinstance(self.position_offset, int):
             raise TypeError(f"position_offset must be an integer, got {type(self.position_offset).__name__}")
         if self.position_offset < 0:
             raise ValueError(f"position_offset ({self.position_offset}) must be at least 0")
         self._require_bools("learned_positions")
+        if self.num_positions is None:
+            for name, usual in (("position_offset", 0), ("learned_positions", True), ("convolutions", None)):
+                if getattr(self, name) != usual:
+                    raise ValueError(f"{name} ({getattr(self, name)}) must be {usual} without num_positions")
         self._require_positive_number("embedding_scale")
         self._require_rates("dropout")
         object.__setattr__(self, "blocks", tuple(self.blocks))
@@ -170,6 +175,7 @@ class StackConfig(Config):
                 raise TypeError(f"blocks[{number}] must be a EncoderDecoderBlockConfig, got {type(block).__name__}")
             if block.emb_dim != self.emb_dim:
                 raise ValueError(f"width of blocks[{number}] ({block.emb_dim}) must be emb_dim ({self.emb_dim})")
+            self._check_table(number, block.attention)
         for name, kinds in (("convolutions", ConvolutionsConfig), ("embedding_norm", Norm), ("norm", Norm)):
             part = getattr(self, name)
             if part is not None:
@@ -181,6 +187,17 @@ class StackConfig(Config):
         if not self.learned_positions and self.emb_dim % 2:
             raise ValueError(f"emb_dim ({self.emb_dim}) must be even for positions that are not learned")
 
+    def _check_table(self, number: int, attention: GroupedQueryAttentionConfig) -> None:
+        """Check that a block without a table of relative biases can read that of the first."""
+        if attention.takes_table:
+            assert isinstance(attention.position, RelativeBias), "takes a table"
+            first, own = self.blocks[0].attention, dataclasses.replace(attention.position, shared=False)
+            if (first.position, first.num_heads) != (own, attention.num_heads):
+                raise ValueError(
+                    f"position of blocks[{number}] shares the table of blocks[0], whose attention must have "
+                    f"{attention.num_heads} heads and {own}, got {first.num_heads} and {first.position}"
+                )
+
     @property
     def reads_shared(self) -> bool:
         """Whether its tokens are rows of the model's table."""
@@ -191,6 +208,7 @@ class StackConfig(Config):
 
         As Whisper (arXiv 2212.04356) has them, from a length of ``2 pi`` to one of ``2 pi 10000``.
         """
+        assert self.num_positions is not None, "checked"
         half = self.emb_dim // 2
         rates = np.exp(-math.log(10000.0) / max(half - 1, 1) * np.arange(half))
         angles = (np.arange(self.num_positions + self.position_offset) - self.position_offset)[:, None] * rates
@@ -202,7 +220,11 @@ class StackConfig(Config):
         return (
             *(self.convolutions.parameters if self.convolutions is not None else ()),
             *((table("tok_emb", self.vocab_size, self.emb_dim, "vocab"),) if self.vocab_size is not None else ()),
-            table("pos_emb", self.num_positions + self.position_offset, self.emb_dim, "positions"),
+            *(
+                (table("pos_emb", self.num_positions + self.position_offset, self.emb_dim, "positions"),)
+                if self.num_positions is not None
+                else ()
+            ),
             *(below("emb_norm", self.embedding_norm.parameters) if self.embedding_norm is not None else ()),
             *below_blocks(self.blocks),
             *(below("final_norm", self.norm.parameters) if self.norm is not None else ()),
@@ -220,6 +242,7 @@ class EncoderDecoderConfig(ModelConfig):
         decoder: config of the decoder.
         tie: whether the head's matrix is the table of the decoder's tokens.
         logits_bias: whether numbers that training does not change are added to the logits (BART).
+        logit_scale: factor of the logits (T5).
     """
 
     vocab_size: int
@@ -227,12 +250,14 @@ class EncoderDecoderConfig(ModelConfig):
     decoder: StackConfig
     tie: bool = True
     logits_bias: bool = False
+    logit_scale: float = dataclasses.field(default=1.0, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("vocab_size")
         self._require_kind("encoder", StackConfig)
         self._require_kind("decoder", StackConfig)
         self._require_bools("tie", "logits_bias")
+        self._require_positive_number("logit_scale")
         if self.decoder.convolutions is not None:
             raise ValueError("convolutions of decoder must be None: it reads tokens")
         if self.decoder.vocab_size not in (None, self.vocab_size):
@@ -265,8 +290,8 @@ class EncoderDecoderConfig(ModelConfig):
         return self.decoder.emb_dim
 
     @property
-    def num_positions(self) -> int:
-        """The most tokens that the decoder reads."""
+    def num_positions(self) -> int | None:
+        """The most tokens that the decoder reads; None for any number."""
         return self.decoder.num_positions
 
     @property
@@ -321,6 +346,7 @@ class EncoderDecoderConfig(ModelConfig):
             longest = encoder.num_positions
             check_ids(dtype, shape, longest=longest, longest_name="num_positions of encoder", name="source")
             return shape[1]
+        assert encoder.num_positions is not None, "checked"
         channels, stride = encoder.convolutions.channels, encoder.convolutions.stride
         if not is_floating(dtype):
             raise TypeError(f"source must have a floating-point dtype, got {dtype}")

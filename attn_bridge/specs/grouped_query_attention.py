@@ -204,6 +204,16 @@ class GroupedQueryAttentionConfig(Config):
         return {"emb_dim": width, "eps": norm.eps, "unit_offset": norm.unit_offset, "affine": norm.affine}
 
     @property
+    def has_table(self) -> bool:
+        """Whether the layer learns a table of relative biases."""
+        return isinstance(self.position, RelativeBias) and not self.position.shared
+
+    @property
+    def takes_table(self) -> bool:
+        """Whether a table of relative biases comes with each call."""
+        return isinstance(self.position, RelativeBias) and self.position.shared
+
+    @property
     def gate_name(self) -> str:
         """Name of the projection of the gate."""
         return "W_gate" if self.gate_scope == "channel" else "W_head_gate"
@@ -261,7 +271,7 @@ class GroupedQueryAttentionConfig(Config):
             *((vector("sinks", self.num_heads, "heads"),) if self.sinks else ()),
             *(
                 (matrix("relative_bias", self.position.num_buckets, self.num_heads, ("buckets", heads)),)
-                if isinstance(self.position, RelativeBias)
+                if self.has_table
                 else ()
             ),
         )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..printable import printable
 from ..validation import check_number
+from .base import LATER
 
 __all__ = [
     "Alibi",
@@ -471,11 +472,13 @@ class RelativeBias:
         max_distance: distance at which the ranges end.
         bidirectional: whether later keys have separate buckets, the second half of the table; else all of them share
             the bucket of distance 0.
+        shared: whether the table comes with each call, from an earlier layer, so that the layer has none (T5).
     """
 
     num_buckets: int = 32
     max_distance: int = 128
     bidirectional: bool = False
+    shared: bool = dataclasses.field(default=False, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         for name in ("num_buckets", "max_distance"):
@@ -485,8 +488,9 @@ class RelativeBias:
             if value > MAX_DISTANCE:
                 raise ValueError(f"{name} of RelativeBias ({printable(value)}) must be at most {MAX_DISTANCE}")
             object.__setattr__(self, name, value.__index__())
-        if not isinstance(self.bidirectional, bool):
-            raise TypeError(f"bidirectional of RelativeBias must be a bool, got {type(self.bidirectional).__name__}")
+        for name in ("bidirectional", "shared"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} of RelativeBias must be a bool, got {type(getattr(self, name)).__name__}")
         least = 4 if self.bidirectional else 2
         if self.num_buckets < least:
             raise ValueError(f"num_buckets of RelativeBias ({self.num_buckets}) must be at least {least}")

@@ -45,7 +45,8 @@ class Stack(nnx.Module):
             self.activation = Activation(front.activation)
         if config.vocab_size is not None:
             self.tok_emb = Embedding(config.vocab_size, config.emb_dim, **options)
-        self.pos_emb = Embedding(config.num_positions + offset, config.emb_dim, offset, **options)
+        if config.num_positions is not None:
+            self.pos_emb = Embedding(config.num_positions + offset, config.emb_dim, offset, **options)
         if not config.learned_positions:
             self.pos_emb.embedding.set_value(jnp.asarray(config.sines(), options.get("param_dtype", jnp.float32)))
         if config.embedding_norm is not None:
@@ -82,6 +83,8 @@ class Stack(nnx.Module):
         for number, block in enumerate(self.trf_blocks):
             layer_cache = None if cache is None else cache[number]
             arguments = {"context": context, "context_mask": context_mask, "cache": layer_cache}
+            if block.config.attention.takes_table:
+                arguments["relative_bias"] = self.trf_blocks[0].att.relative_bias[...]
             x = block(x, attention_mask=attention_mask, positions=positions, **arguments)
             if cache is not None:
                 x, layer_cache = x
@@ -107,9 +110,10 @@ class Stack(nnx.Module):
         config = self.config
         if config.embedding_scale != 1.0:
             x = x * jnp.asarray(config.embedding_scale, x.dtype)
-        at = positions_of(x, positions, None if cache is None else cache[0][0], attention_mask)
-        vectors = self.pos_emb(at, "positions")
-        x = x + (vectors if config.learned_positions else lax.stop_gradient(vectors))
+        if config.num_positions is not None:
+            at = positions_of(x, positions, None if cache is None else cache[0][0], attention_mask)
+            vectors = self.pos_emb(at, "positions")
+            x = x + (vectors if config.learned_positions else lax.stop_gradient(vectors))
         if config.embedding_norm is not None:
             x = self.emb_norm(x)
         return self.drop_emb(x)

@@ -51,6 +51,12 @@ class SharingOptions(PositionOptions, total=False):
     shared: SharedKeys | None
 
 
+class GroupedOptions(SharingOptions, total=False):
+    """Those of attention that may also take a table of relative biases."""
+
+    relative_bias: Float[Array, "buckets h"] | None
+
+
 class BlockOptions(SharingOptions, total=False):
     """Those of a block."""
 
@@ -142,19 +148,19 @@ class GroupedAttentionCall(Protocol):
 
     @overload
     def __call__(
-        self, x: X, *, cache: None = None, return_weights: Literal[False] = False, **options: Unpack[SharingOptions]
+        self, x: X, *, cache: None = None, return_weights: Literal[False] = False, **options: Unpack[GroupedOptions]
     ) -> Array: ...
     @overload
     def __call__(
-        self, x: X, *, cache: None = None, return_weights: Literal[True], **options: Unpack[SharingOptions]
+        self, x: X, *, cache: None = None, return_weights: Literal[True], **options: Unpack[GroupedOptions]
     ) -> tuple[Array, Array]: ...
     @overload
     def __call__(
-        self, x: X, *, cache: KeyValueCache, return_weights: Literal[False] = False, **options: Unpack[SharingOptions]
+        self, x: X, *, cache: KeyValueCache, return_weights: Literal[False] = False, **options: Unpack[GroupedOptions]
     ) -> tuple[Array, KeyValueCache]: ...
     @overload
     def __call__(
-        self, x: X, *, cache: KeyValueCache, return_weights: Literal[True], **options: Unpack[SharingOptions]
+        self, x: X, *, cache: KeyValueCache, return_weights: Literal[True], **options: Unpack[GroupedOptions]
     ) -> tuple[Array, Array, KeyValueCache]: ...
     @overload
     def __call__(
@@ -164,7 +170,7 @@ class GroupedAttentionCall(Protocol):
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
         return_shared: bool = False,
-        **options: Unpack[SharingOptions],
+        **options: Unpack[GroupedOptions],
     ) -> CachedOutput[KeyValueCache] | SharedOutput: ...
 
 

@@ -54,6 +54,7 @@ class EncoderDecoderBlock(Layer):
         context: Float[Tensor, "B S E"] | None = None,
         context_mask: Bool[Tensor, "B S"] | None = None,
         cache: BlockCache | None = None,
+        relative_bias: Float[Tensor, "buckets h"] | None = None,
     ) -> Tensor | tuple[Tensor, BlockCache]:
         """Return ``x`` of shape ``(B, T, D)`` plus the outputs of attentions and feed-forward layers.
 
@@ -64,10 +65,12 @@ class EncoderDecoderBlock(Layer):
             context: the encoder's output, for a block with cross attention; None if the cache holds it.
             context_mask: bool ``(B, S)``, ``False`` for padding of the context; a cache remembers it.
             cache: of `init_cache`; if given, it is returned behind the output.
+            relative_bias: table of the first block, if the attention's `RelativeBias` is shared.
         """
         caches: tuple[Any, Any] = (None, None) if cache is None else cache
         own, other = caches
-        attended = self.att(self._before("norm1", x), attention_mask=attention_mask, positions=positions, cache=own)
+        arguments = {"attention_mask": attention_mask, "positions": positions, "relative_bias": relative_bias}
+        attended = self.att(self._before("norm1", x), **arguments, cache=own)
         if cache is not None:
             attended, own = attended
         x = self._add("norm1", x, attended)

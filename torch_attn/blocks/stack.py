@@ -46,7 +46,8 @@ class Stack(Layer):
             self.activation = Activation(front.activation)
         if config.vocab_size is not None:
             self.tok_emb = Embedding(config.vocab_size, config.emb_dim, **options)
-        self.pos_emb = Embedding(config.num_positions + offset, config.emb_dim, offset, **options)
+        if config.num_positions is not None:
+            self.pos_emb = Embedding(config.num_positions + offset, config.emb_dim, offset, **options)
         if not config.learned_positions:
             with torch.no_grad():
                 self.pos_emb.weight.copy_(torch.from_numpy(config.sines()))
@@ -84,6 +85,8 @@ class Stack(Layer):
         for number, block in enumerate(self.trf_blocks):
             layer_cache = None if cache is None else cache[number]
             arguments = {"context": context, "context_mask": context_mask, "cache": layer_cache}
+            if block.config.attention.takes_table:
+                arguments["relative_bias"] = self.trf_blocks[0].att.relative_bias
             x = block(x, attention_mask=attention_mask, positions=positions, **arguments)
             if cache is not None:
                 x, layer_cache = x
@@ -109,9 +112,10 @@ class Stack(Layer):
         config = self.config
         if config.embedding_scale != 1.0:
             x = x * torch.tensor(config.embedding_scale, dtype=x.dtype, device=x.device)
-        at = positions_of(x, positions, None if cache is None else cache[0][0], attention_mask)
-        vectors = self.pos_emb(at, "positions")
-        x = x + (vectors if config.learned_positions else vectors.detach())
+        if config.num_positions is not None:
+            at = positions_of(x, positions, None if cache is None else cache[0][0], attention_mask)
+            vectors = self.pos_emb(at, "positions")
+            x = x + (vectors if config.learned_positions else vectors.detach())
         if config.embedding_norm is not None:
             x = self.emb_norm(x)
         return self.drop_emb(x)

@@ -49,6 +49,12 @@ class SharingOptions(PositionOptions, total=False):
     shared: SharedKeys | None
 
 
+class GroupedOptions(SharingOptions, total=False):
+    """Those of attention that may also take a table of relative biases."""
+
+    relative_bias: Float[Tensor, "buckets h"] | None
+
+
 class BlockOptions(SharingOptions, total=False):
     """Those of a block."""
 
@@ -140,19 +146,19 @@ class GroupedAttentionCall(Protocol):
 
     @overload
     def __call__(
-        self, x: X, *, cache: None = None, return_weights: Literal[False] = False, **options: Unpack[SharingOptions]
+        self, x: X, *, cache: None = None, return_weights: Literal[False] = False, **options: Unpack[GroupedOptions]
     ) -> Tensor: ...
     @overload
     def __call__(
-        self, x: X, *, cache: None = None, return_weights: Literal[True], **options: Unpack[SharingOptions]
+        self, x: X, *, cache: None = None, return_weights: Literal[True], **options: Unpack[GroupedOptions]
     ) -> tuple[Tensor, Tensor]: ...
     @overload
     def __call__(
-        self, x: X, *, cache: KeyValueCache, return_weights: Literal[False] = False, **options: Unpack[SharingOptions]
+        self, x: X, *, cache: KeyValueCache, return_weights: Literal[False] = False, **options: Unpack[GroupedOptions]
     ) -> tuple[Tensor, KeyValueCache]: ...
     @overload
     def __call__(
-        self, x: X, *, cache: KeyValueCache, return_weights: Literal[True], **options: Unpack[SharingOptions]
+        self, x: X, *, cache: KeyValueCache, return_weights: Literal[True], **options: Unpack[GroupedOptions]
     ) -> tuple[Tensor, Tensor, KeyValueCache]: ...
     @overload
     def __call__(
@@ -162,7 +168,7 @@ class GroupedAttentionCall(Protocol):
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
         return_shared: bool = False,
-        **options: Unpack[SharingOptions],
+        **options: Unpack[GroupedOptions],
     ) -> CachedOutput[KeyValueCache] | SharedOutput: ...
 
 

@@ -1,33 +1,42 @@
-"""T5, mT5 and UMT5: relative bias, scores without a scale; attention layers only.
+"""T5, mT5 and UMT5: relative bias, scores without a scale; whole models, and single attention layers.
 
-A config is that of one stack, as `transformers` makes it: with ``is_decoder`` the decoder's, else the encoder's. In T5
-and mT5, all layers use the table of biases that the first layer has; each layer of UMT5 has its own.
+The config of a layer is that of one stack, as `transformers` makes it: with ``is_decoder`` the decoder's, else the
+encoder's. In T5 and mT5, all layers use the table of biases that the first layer has; each layer of UMT5 has its own.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
 from ...masks import causal, full
+from ...specs.cross_attention import CrossAttentionConfig
+from ...specs.encoder_decoder_model import EncoderDecoderBlockConfig, EncoderDecoderConfig, StackConfig
+from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.position import RelativeBias
+from ...specs.rms_norm import RMSNormConfig
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
+from ..layout import Layout
+from ..reading.decoders import ACTIVATIONS, MAX_LAYERS, NAMES, activation_of
 from ..reading.model_config import ConfigFile
-from ..rows.attention import Table
+from ..rows.attention import Table, below
+from ..rows.common import TIE
 from .grouped import attention_layer
 
-TABLE: Table = (
-    *(
-        Row(f"{theirs}.weight", (f"{ours}.weight",))
-        for theirs, ours in (("q", "W_query"), ("k", "W_key"), ("v", "W_value"), ("o", "out_proj"))
-    ),
-    Row("relative_attention_bias.weight", ("relative_bias",)),
+PROJECTIONS: Table = tuple(
+    Row(f"{theirs}.weight", (f"{ours}.weight",))
+    for theirs, ours in (("q", "W_query"), ("k", "W_key"), ("v", "W_value"), ("o", "out_proj"))
 )
 
+TABLE: Table = (*PROJECTIONS, Row("relative_attention_bias.weight", ("relative_bias",)))
 
-def read_umt5(config: ConfigFile, layer: int) -> AttentionLayer:
-    """Return the attention of a layer to its own sequence."""
-    is_decoder = config.flag("is_decoder")
-    spec = GroupedQueryAttentionConfig(
+
+def _attention(config: ConfigFile, *, is_decoder: bool) -> GroupedQueryAttentionConfig:
+    """Return the attention of a stack's first layer to its own sequence."""
+    return GroupedQueryAttentionConfig(
         d_in=config.integer("d_model"),
         num_heads=config.integer("num_heads"),
         head_dim=config.integer("d_kv"),
@@ -40,8 +49,14 @@ def read_umt5(config: ConfigFile, layer: int) -> AttentionLayer:
         scale=1.0,
         dropout=config.number_or_none("dropout_rate") or 0.0,
     )
+
+
+def read_umt5(config: ConfigFile, layer: int) -> AttentionLayer:
+    """Return the attention of a layer to its own sequence."""
+    is_decoder = config.flag("is_decoder")
     side = "decoder" if is_decoder else "encoder"
-    return attention_layer(layer, spec, {"transformers": TABLE}, f"{side}.block.{layer}.layer.0.SelfAttention.")
+    prefix = f"{side}.block.{layer}.layer.0.SelfAttention."
+    return attention_layer(layer, _attention(config, is_decoder=is_decoder), {"transformers": TABLE}, prefix)
 
 
 def read_t5(config: ConfigFile, layer: int) -> AttentionLayer:
@@ -57,20 +72,170 @@ def read_t5(config: ConfigFile, layer: int) -> AttentionLayer:
     return read_umt5(config, layer)
 
 
+def _feed_forward(config: ConfigFile, rate: float) -> FeedForwardConfig:
+    """Return the feed-forward layers; keys that `transformers` derives go before the one that it derives them from."""
+    kind, *more = str(config.get("feed_forward_proj")).split("-")
+    if len(more) > 1 or (more and kind != "gated"):
+        config.refuse("feed_forward_proj", "relu", "gated-gelu")
+    derived = {
+        "dense_act_fn": "gelu_new" if more == ["gelu"] else (more or [kind])[0],
+        "is_gated_act": kind == "gated",
+    }
+    read = ConfigFile({**derived, **config.given}, config.model_type, config.defaults)
+    if derived["dense_act_fn"] not in ACTIVATIONS and "dense_act_fn" not in config.given:
+        activation_of(config, "feed_forward_proj")
+    gated = read.flag("is_gated_act")
+    width, hidden = config.integer("d_model"), config.integer("d_ff")
+    activation = activation_of(read, "dense_act_fn")
+    return FeedForwardConfig(width, hidden, activation, gated=gated, dropout=0.0 if gated else rate)
+
+
+def _stack(config: ConfigFile, side: str) -> StackConfig:
+    """Return one side; the dropout behind its last norm, and in gated layers, is that of training alone."""
+    key = "num_decoder_layers" if side == "decoder" and config.get("num_decoder_layers") is not None else "num_layers"
+    layers, rate = config.integer(key), config.number_or_none("dropout_rate") or 0.0
+    if layers > MAX_LAYERS:
+        raise ValueError(f"{key} ({layers}) of {config.model_type} must be at most {MAX_LAYERS}")
+    first = _attention(config, is_decoder=side == "decoder")
+    norm = RMSNormConfig(first.d_in, config.number("layer_norm_epsilon"))
+    sizes = {"num_heads": first.num_heads, "head_dim": first.head_dim}
+    cross = CrossAttentionConfig(first.d_in, **sizes, scale=1.0, dropout=rate) if side == "decoder" else None
+    block = EncoderDecoderBlockConfig(first, _feed_forward(config, rate), norm, cross, dropout=rate)
+    later = block
+    if config.model_type != "umt5":
+        shared = dataclasses.replace(first.position, shared=True)  # type: ignore[type-var]  # of `_attention`
+        later = block.replace(attention=first.replace(position=shared))
+    return StackConfig(first.d_in, (block, *(later,) * (layers - 1)), None, norm=norm, dropout=rate)
+
+
+def read_pair(config: ConfigFile, names: Collection[str]) -> EncoderDecoderConfig:
+    """Return a whole model, as `transformers` 5 runs it.
+
+    It ties the head unless the file has one, and saves that it is tied even then. The logits of UMT5 are always scaled,
+    those of mT5 never, and those of T5 unless a key says that the head is not tied.
+    """
+    for key, value in {"is_encoder_decoder": True, "is_decoder": False}.items():
+        config.refuse(key, value, None)
+    width, tie = config.integer("d_model"), config.get("tie_word_embeddings") is not False
+    scaled = {"umt5": True, "mt5": False}.get(config.model_type, tie)
+    if config.model_type == "t5" and config.get("scale_decoder_outputs") is not None:
+        scaled = config.flag("scale_decoder_outputs")
+    tie = tie and "lm_head.weight" not in names
+    encoder, decoder = (_stack(config, side) for side in ("encoder", "decoder"))
+    scale = width**-0.5 if scaled else 1.0
+    return EncoderDecoderConfig(config.integer("vocab_size"), encoder, decoder, tie, logit_scale=scale)
+
+
+def write_pair(config: EncoderDecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys that `read_pair` reads."""
+    block = config.decoder.blocks[0]
+    attention, layers = block.attention, block.feed_forward
+    position = attention.position
+    if not isinstance(position, RelativeBias):
+        raise ValueError(f"position of decoder.blocks[0] ({position}) must be a RelativeBias")
+    names = NAMES | {"gelu_tanh": "gelu", "gelu": "gelu_python"} if layers.gated else NAMES
+    return {
+        "is_encoder_decoder": True,
+        "vocab_size": config.vocab_size,
+        "d_model": config.decoder.emb_dim,
+        "d_kv": attention.head_dim,
+        "d_ff": layers.hidden_dim,
+        "num_layers": len(config.encoder.blocks),
+        "num_decoder_layers": len(config.decoder.blocks),
+        "num_heads": attention.num_heads,
+        "relative_attention_num_buckets": position.num_buckets,
+        "relative_attention_max_distance": position.max_distance,
+        "dropout_rate": config.decoder.dropout,
+        "layer_norm_epsilon": getattr(block.norm, "eps", None),
+        "feed_forward_proj": "gated-" * layers.gated + names[layers.activation],
+        "tie_word_embeddings": config.tie,
+        "decoder_start_token_id": None,
+        **({"scale_decoder_outputs": config.logit_scale != 1.0} if model_type == "t5" else {}),
+    }
+
+
 COMMON = {
+    "vocab_size": 250112,
+    "d_model": 512,
     "d_kv": 64,
+    "d_ff": 1024,
+    "num_heads": 6,
+    "num_layers": 8,
     "relative_attention_num_buckets": 32,
     "relative_attention_max_distance": 128,
     "dropout_rate": 0.1,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "gated-gelu",
 }
+T5 = {"vocab_size": 32128, "d_ff": 2048, "num_heads": 8, "num_layers": 6, "feed_forward_proj": "relu"}
 
-FAMILIES = (
+FAMILIES = tuple(
     Family(
-        ("t5",),
-        read_t5,
-        {**COMMON, "d_model": 512, "num_heads": 8, "num_layers": 6},
+        (kind,),
+        read,
+        {**COMMON, **changes},
         depth="num_layers",
-    ),
-    Family(("mt5",), read_t5, {**COMMON, "d_model": 512, "num_heads": 6, "num_layers": 8}, depth="num_layers"),
-    Family(("umt5",), read_umt5, {**COMMON, "d_model": 512, "num_heads": 6, "num_layers": 8}, depth="num_layers"),
+        pair=read_pair,
+        write=write_pair,
+        architecture=f"{name}ForConditionalGeneration",
+    )
+    for kind, name, read, changes in (
+        ("t5", "T5", read_t5, T5),
+        ("mt5", "MT5", read_t5, {}),
+        ("umt5", "UMT5", read_umt5, {}),
+    )
 )
+
+
+def _rows(side: str) -> list[Row]:
+    """Return the rows of one side, whose blocks are lists of sublayers."""
+    block, ours, last = f"{side}.block.{{i}}.layer.", f"{side}.trf_blocks.{{i}}.", 1 + (side == "decoder")
+    cross = [
+        *below(PROJECTIONS, f"{block}1.EncDecAttention.", f"{ours}cross_att."),
+        Row(
+            f"{block}1.EncDecAttention.relative_attention_bias.weight",
+            reason="a table of old files, which transformers does not read",
+        ),
+    ]
+    dense = {
+        "plain": {"wi": "layers.0", "wo": "layers.2"},
+        "gated": {"wi_0": "fc1", "wi_1": "fc2", "wo": "fc3"},
+    }
+    return [
+        *below(PROJECTIONS, f"{block}0.SelfAttention.", f"{ours}att."),
+        Row(f"{block}0.SelfAttention.relative_attention_bias.weight", (f"{ours}att.relative_bias",), sparse=True),
+        *(cross if side == "decoder" else ()),
+        *(
+            Row(f"{block}{last}.DenseReluDense.{name}.weight", (f"{ours}ff.{our}.weight",), branch=f"ff/{kind}")
+            for kind, names in dense.items()
+            for name, our in names.items()
+        ),
+        *(Row(f"{block}{at}.layer_norm.weight", (f"{ours}norm{at + 1}.scale",)) for at in range(last + 1)),
+        Row(f"{side}.final_layer_norm.weight", (f"{side}.final_norm.scale",)),
+        Row(
+            f"{side}.embed_tokens.weight",
+            reason="the shared table again",
+            copy_of="shared.weight",
+        ),
+    ]
+
+
+LAYOUTS = [
+    Layout(
+        "hf-t5",
+        "transformers T5, mT5, UMT5",
+        [
+            Row(
+                "shared.weight",
+                ("tok_emb.weight",),
+                tied=("encoder.tok_emb.weight", "decoder.tok_emb.weight", "out_head.weight"),
+            ),
+            Row("lm_head.weight", ("out_head.weight",), optional=True),
+            *(row for side in ("encoder", "decoder") for row in _rows(side)),
+        ],
+        settings=TIE,
+        defaults={"tie": 1},
+        whole=True,
+        model_types=("t5", "mt5", "umt5"),
+    )
+]

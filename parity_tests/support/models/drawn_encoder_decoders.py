@@ -24,6 +24,13 @@ SIZES: dict[str, Any] = {
     "max_source_positions": 9,
     "max_target_positions": 19,
     "num_mel_bins": 5,
+    "d_kv": 4,
+    "d_ff": 14,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 9,
 }
 
 
@@ -62,6 +69,9 @@ def draw(model_type: str, seed: int) -> EncoderDecoderConfig:
         **{key: rng.choice([0.0, 0.1, 0.3]) for key in ("dropout", "attention_dropout", "activation_dropout")},
         **{key: rng.choice([1, 2, 3]) for key in ("encoder_layers", "decoder_layers")},
         **{key: rng.choice([1, 2, 6]) for key in ("encoder_attention_heads", "decoder_attention_heads")},
+        **{key: rng.choice([1, 2, 3]) for key in ("num_layers", "num_decoder_layers", "num_heads")},
+        "feed_forward_proj": rng.choice(["relu", "silu", "gated-gelu", "gated-gelu_python", "gated-silu"]),
+        "dropout_rate": rng.choice([0.0, 0.1, 0.3]),
     }
     names = ("final_logits_bias",) if model_type == "bart" and rng.random() < 0.5 else ()
     config = read(model_type, names=names, **keys)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,29 @@ _SIDES = {
 _BART = {**_SIDES, "max_position_embeddings": POSITIONS, "scale_embedding": True}
 _WHISPER = {**_SIDES, "num_mel_bins": 5, "max_source_positions": SOURCE, "max_target_positions": POSITIONS}
 
+_T5 = {
+    **{key: _SIDES[key] for key in ("vocab_size", "d_model", "pad_token_id", "decoder_start_token_id", "eos_token_id")},
+    "d_kv": 5,
+    "d_ff": 14,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 9,
+    "layer_norm_epsilon": 1e-3,
+    "attn_implementation": "eager",
+}
+
 MODELS: dict[str, dict[str, Any]] = {
     "bart": _BART,
     "bart-untied": {**_BART, "scale_embedding": False, "tie_word_embeddings": False, "activation_function": "relu"},
     "whisper": _WHISPER,
     "whisper-untied": {**_WHISPER, "tie_word_embeddings": False, "activation_function": "gelu_new"},
+    "t5": _T5,
+    "t5-untied": {**_T5, "tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"},
+    "mt5": _T5,
+    "umt5": _T5,
+    "umt5-untied": {**_T5, "feed_forward_proj": "silu"},
 }
 """Name, which begins with the ``model_type`` -> keys of a config.json."""
 
@@ -91,6 +110,8 @@ def build(name: str, seed: int = 0) -> Any:
     config = transformers.AutoConfig.for_model(kind, **MODELS[name])
     auto = transformers.AutoModelForSpeechSeq2Seq if kind == "whisper" else transformers.AutoModelForSeq2SeqLM
     model = auto.from_config(config).eval().double()
+    if kind.endswith("t5") and name.endswith("untied"):  # whatever the config says, a head is tied unless it is loaded
+        model.lm_head.weight = torch.nn.Parameter(torch.zeros(model.shared.weight.shape, dtype=torch.float64))
     generator = torch.Generator().manual_seed(seed)
     buffers = [one for one_name, one in model.named_buffers() if one_name == "final_logits_bias"]
     with torch.no_grad():
@@ -118,6 +139,9 @@ def run(name: str, padded: str = "none", seed: int = 0) -> Oracle:
         found = model(**given, decoder_input_ids=ids, **masks)
     folder = new_folder("encoder-decoder-") / name
     model.save_pretrained(folder)
+    if name.endswith("t5-untied"):  # as in published files; transformers 5 saves true for every head
+        document = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**document, "tie_word_embeddings": False}))
     return Oracle(
         model,
         folder,

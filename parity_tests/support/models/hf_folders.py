@@ -132,6 +132,7 @@ SIDES = {
     "decoder_ffn_dim": 12,
     "pad_token_id": 0,
 }
+T5 = {"vocab_size": 31, "d_model": 16, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 2}
 SPEECH = {
     **SIDES,
     "num_mel_bins": 5,
@@ -208,6 +209,9 @@ FAMILIES = {
     "bart": ("hf-bart", T.BartForConditionalGeneration, T.BartConfig, SIDES),
     "bart-bare": ("hf-bart", T.BartModel, T.BartConfig, SIDES),
     "whisper": ("hf-whisper", T.WhisperForConditionalGeneration, T.WhisperConfig, SPEECH),
+    "t5": ("hf-t5", T.T5ForConditionalGeneration, T.T5Config, T5),
+    "umt5": ("hf-t5", T.UMT5ForConditionalGeneration, T.UMT5Config, T5),
+    "t5-bare": ("hf-t5", T.T5Model, T.T5Config, T5),
     "whisper-bare": ("hf-whisper", T.WhisperModel, T.WhisperConfig, SPEECH),
 }  # fmt: skip
 """Word -> layout, class, config, and what the config says."""

@@ -29,6 +29,7 @@ from ...support.models.hf_folders import COMPUTED
 
 PAIRS = encoder_decoder_oracle.MODELS
 OWN_LAYOUTS = {"granite-4-dense": "hf-granitemoehybrid-dense", "gemma4-moe": "hf-gemma4-moe"}
+OWN_LAYOUTS |= dict.fromkeys(("t5-untied", "mt5", "umt5", "umt5-untied"), "hf-t5")
 """Models of a type that has several layouts, and whose layout is not the one that the type names."""
 
 
@@ -38,7 +39,8 @@ def into_transformers(model, tmp_path, layout):
     assert command(["convert", str(tmp_path / "ours"), str(tmp_path / "hf"), "--to", layout]) == 0
     kind = transformers.AutoModelForCausalLM
     if isinstance(model, torch_attn.EncoderDecoderModel):
-        kind = transformers.AutoModelForSeq2SeqLM if layout == "hf-bart" else transformers.AutoModelForSpeechSeq2Seq
+        is_speech = layout == "hf-whisper"
+        kind = transformers.AutoModelForSpeechSeq2Seq if is_speech else transformers.AutoModelForSeq2SeqLM
     with promoted():  # apart from saving: Marian's table of positions goes through NumPy, which nothing may follow
         found, info = kind.from_pretrained(tmp_path / "hf", attn_implementation="eager", output_loading_info=True)
     if not model.config.tie and layout == "hf-bart":  # a table of both sides that is made, and that no side reads
@@ -257,7 +259,7 @@ def with_source(config, ids, generator):
     """Return the arguments of theirs, in the order of ours: a source as long as it may be, and the tokens."""
     encoder = config.encoder
     if encoder.convolutions is None:
-        shape, name = (len(ids), encoder.num_positions), "input_ids"
+        shape, name = (len(ids), encoder.num_positions or 15), "input_ids"
         return {name: torch.randint(1, config.vocab_size, shape, generator=generator), "decoder_input_ids": ids}
     shape = len(ids), encoder.convolutions.channels, 2 * encoder.num_positions
     source = torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import operator
+import shutil
 import tempfile
 from typing import Any
 
@@ -37,6 +38,9 @@ NAMES = list(MODELS)
 FROZEN = ("encoder.pos_emb.weight", "logits_bias")
 """What `transformers` does not learn: Whisper's positions of the encoder, and what BART adds to its logits."""
 
+LAYOUTS = {"mt5": "t5", "umt5": "t5"}
+"""Family -> the layout that is named after another."""
+
 pytestmark = pytest.mark.usefixtures("x64")
 
 
@@ -66,19 +70,24 @@ def calling(side: str, name: str) -> Any:
     return model if side == "torch" else functools.partial(run_by_numpy, operator.call, model)
 
 
+def _table_of(stack, block):
+    takes = block.config.attention.takes_table
+    return {"relative_bias": stack.trf_blocks[0].att.relative_bias[...]} if takes else {}
+
+
 def _run_flax(model, source, ids, source_mask, mask):
     encoder, decoder = model.encoder, model.decoder
     x = encoder.convolve(source) if model.config.encoder.convolutions else model._table("encoder")(source)
     x, hidden = encoder.embed(x), []
     for block in encoder.trf_blocks:
         hidden.append(x)
-        x = block(x, attention_mask=source_mask)
+        x = block(x, attention_mask=source_mask, **_table_of(encoder, block))
     context = encoder.final_norm(x) if model.config.encoder.norm else x
     hidden.append(context)
     x = decoder.embed(model._table("decoder")(ids))
     for block in decoder.trf_blocks:
         hidden.append(x)
-        x = block(x, attention_mask=mask, context=context, context_mask=source_mask)
+        x = block(x, attention_mask=mask, context=context, context_mask=source_mask, **_table_of(decoder, block))
     hidden.append(decoder.final_norm(x) if model.config.decoder.norm else x)
     return model(source, ids, source_mask=source_mask, attention_mask=mask, positions=NUMBERED), hidden
 
@@ -139,7 +148,7 @@ def test_a_cache_changes_nothing(side, name, counts):
     assert_close(np.concatenate(parts, 1), whole, oracle.mask, 1e-12)
 
 
-@pytest.mark.parametrize("name", ["bart", "whisper"])
+@pytest.mark.parametrize("name", ["bart", "whisper", "t5"])
 def test_a_row_padded_on_the_left_gets_its_own_logits(side, name):
     call, oracle = calling(side, name), run(name, "left")
     row = oracle.mask.sum(-1).argmin()
@@ -153,7 +162,7 @@ def test_a_row_padded_on_the_left_gets_its_own_logits(side, name):
     np.testing.assert_allclose(found[row : row + 1, oracle.mask[row]], wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["bart", "whisper"])
+@pytest.mark.parametrize("name", ["bart", "whisper", "t5"])
 def test_a_new_source_replaces_the_cached_one(side, name):
     model, call, oracle = load(side, name), calling(side, name), run(name)
     source, ids = given(side, oracle.source, oracle.ids)
@@ -189,7 +198,7 @@ def test_a_step_in_flax_compiles_once(name):
     assert_close(np.concatenate(parts, 1), np.asarray(whole), oracle.mask, 1e-12)
 
 
-@cover.some("name", NAMES, ["bart", "whisper"])
+@cover.some("name", NAMES, ["bart", "whisper", "t5", "umt5-untied"])
 def test_gradients_of_all_parameters_are_those_of_transformers(name):
     oracle = run(name, "left")
     cotangent = np.random.default_rng(3).standard_normal(oracle.logits.shape) * oracle.mask[:, :, None]
@@ -239,7 +248,7 @@ def gradients_under_our_names(model: Any, name: str) -> dict[str, np.ndarray]:
     return found
 
 
-@cover.rotated(("name", "padded"), NAMES, ["left", "right"], always=["bart", "whisper-untied"])
+@cover.rotated(("name", "padded"), NAMES, ["left", "right"], always=["bart", "whisper-untied", "t5-untied"])
 def test_64_greedy_tokens_are_those_of_transformers(side, name, padded):
     oracle = run(name, padded)
     start = np.concatenate([np.ones((3, 1), np.int64), oracle.ids[:, :2]], 1)  # with another, transformers prepends it
@@ -368,7 +377,7 @@ def test_bare_models_are_read_if_their_head_is_tied(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_saved_folder_converts_to_transformers_and_back(name, tmp_path):
     load("flax", name).save_pretrained(tmp_path / "own")
-    layout = f"hf-{name.partition('-')[0]}"
+    layout = f"hf-{LAYOUTS.get(name.partition('-')[0], name.partition('-')[0])}"
     tie = {"tie": int("untied" not in name)}
     back = checkpoints.convert(tmp_path / "own", tmp_path / "hf", to_layout=layout, settings=tie).target
     before, after = (checkpoints.read(folder) for folder in (run(name).folder, back))
@@ -381,3 +390,14 @@ def test_a_saved_folder_converts_to_transformers_and_back(name, tmp_path):
         for package in PACKAGES.values():
             model = package.EncoderDecoderModel.from_pretrained(target)
             assert model.config == load("torch", name).config
+
+
+def test_a_t5_head_that_is_saved_as_tied_is_loaded_as_it_is_and_converted_to_nothing(side, tmp_path):
+    shutil.copytree(run("umt5-untied").folder, tmp_path / "saved")
+    document = json.loads((tmp_path / "saved" / "config.json").read_text())
+    (tmp_path / "saved" / "config.json").write_text(json.dumps({**document, "tie_word_embeddings": True}))
+    model = PACKAGES[side].EncoderDecoderModel.from_pretrained(tmp_path / "saved")
+    assert model.config == load(side, "umt5-untied").config
+    assert not model.config.tie
+    with pytest.raises(CheckpointError, match=r"lm_head.weight must hold the numbers of shared.weight.* set that to fal"):
+        checkpoints.convert(tmp_path / "saved", tmp_path / "ours", to_layout="torch")

@@ -29,11 +29,17 @@ SAID = {
     "bart, free": ("bart", read("bart", names=BIAS, **FREE)),
     "whisper": ("whisper", WHISPER),
     "whisper, free": ("whisper", read("whisper", **FREE)),
+    "t5": ("t5", read("t5")),
+    "t5, free": ("t5", read("t5", tie_word_embeddings=False, feed_forward_proj="gated-gelu", dropout_rate=0.3)),
+    "umt5": ("umt5", read("umt5", feed_forward_proj="silu")),
 }
 NULL = {
     "bart": {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id"},
     "whisper": {"bos_token_id", "eos_token_id", "pad_token_id", "suppress_tokens", "begin_suppress_tokens"},
+    **dict.fromkeys(("t5", "umt5"), {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"}),
 }
+
+LAYOUT_OF = {"umt5": "hf-t5", **{name: f"hf-{name}" for name in ("bart", "whisper", "t5")}}
 
 
 def names_of(config):
@@ -45,7 +51,7 @@ def test_what_a_family_reads_it_writes(name):
     model_type, config = SAID[name]
     written = json.loads(json.dumps(families.write_config(config, layouts.find(f"hf-{model_type}"))))
     assert families.find_encoder_decoder(written, names_of(config)) == config
-    assert written["architectures"] == [f"{model_type.capitalize()}ForConditionalGeneration"]
+    assert written["architectures"] == [families.FAMILIES[model_type].architecture]
     assert {key for key, value in written.items() if value is None} == NULL[model_type]
     assert written["is_encoder_decoder"] is True
 
@@ -114,6 +120,11 @@ REFUSED = {
         "bart: d_in (12) must be a multiple of num_heads (5)",
     ),
     "tokens": ("whisper", lambda: BART, "whisper: encoder.convolutions (None) must be a ConvolutionsConfig"),
+    "no bias": (
+        "t5",
+        ("decoder", "attention", {"position": None}),
+        "t5: position of decoder.blocks[0] (None) must be a RelativeBias",
+    ),
     "frames": ("bart", lambda: WHISPER, "bart has another encoder.blocks[0].attention.key_bias (False) in 3 blocks, "),
 }
 
@@ -124,7 +135,8 @@ def test_what_transformers_can_not_say_is_refused_by_name(case):
     config = change() if callable(change) else changed(read(model_type), *change[:2], **change[2])
     with pytest.raises(ValueError, match=r"^no config.json of hf-[^\n]*$") as caught:
         families.write_config(config, layouts.find(f"hf-{model_type}"))
-    start = f"no config.json of hf-{model_type} ({model_type}) says all of this encoder and decoder; {message}"
+    tried = ", ".join(layouts.find(f"hf-{model_type}").model_types)
+    start = f"no config.json of hf-{model_type} ({tried}) says all of this encoder and decoder; {message}"
     assert str(caught.value).startswith(start)
 
 
@@ -137,7 +149,7 @@ def test_a_layout_of_other_models_is_refused(config, layout):
         families.write_config(config, layouts.find(layout))
 
 
-@pytest.mark.parametrize("name", ["bart", "whisper"])
+@pytest.mark.parametrize("name", ["bart", "whisper", "t5"])
 def test_a_drawn_pair_is_said_or_refused_in_one_line(name):
     said, refused = 0, []
     for seed in range(60):
@@ -163,7 +175,7 @@ def test_a_drawn_pair_is_said_or_refused_in_one_line(name):
 def test_a_folder_of_ours_becomes_one_of_theirs_and_again_ours(tmp_path, name):
     model_type, config = SAID[name]
     source = folder(tmp_path / "ours", own(config, MODEL), config, "bfloat16")
-    code, found = convert(source, tmp_path / "hf", f"hf-{model_type}")
+    code, found = convert(source, tmp_path / "hf", LAYOUT_OF[model_type])
     assert code == 0
     assert (found["model_type"], found["torch_dtype"]) == (model_type, "bfloat16")
     assert found["tie_word_embeddings"] is config.tie
@@ -175,7 +187,7 @@ def test_a_folder_of_ours_becomes_one_of_theirs_and_again_ours(tmp_path, name):
     assert json.loads((tmp_path / "back" / "config.json").read_text()) == found
     assert checkpoints.verify(source, tmp_path / "hf").passed
     flax = checkpoints.convert(source, tmp_path / "flax", to_layout="flax").target
-    assert convert(flax, tmp_path / "from-flax", f"hf-{model_type}") == (0, found)
+    assert convert(flax, tmp_path / "from-flax", LAYOUT_OF[model_type]) == (0, found)
     arrays, wanted = checkpoints.read(tmp_path / "from-flax"), checkpoints.read(tmp_path / "hf")
     assert {name: one.tobytes() for name, one in arrays.items()} == {
         name: one.tobytes() for name, one in wanted.items()

@@ -159,6 +159,7 @@ TIED = {
     "hf-bart",
     "flax-bart",
     "hf-whisper",
+    "hf-t5",
 }
 """Layouts of libraries that tie the head to the embeddings unless a config says otherwise."""
 
