@@ -287,7 +287,9 @@ def test_variants_with_like_weights_are_refused():
 
 
 def test_dropout_and_context_length_may_differ():
-    transfer(make_torch("CausalAttention", dropout=0.3, context_length=9), make_flax("CausalAttention"))
+    source, target = make_torch("CausalAttention", dropout=0.3, context_length=9), make_flax("CausalAttention")
+    transfer(source, target)
+    np.testing.assert_array_equal(target.W_key.kernel[...], source.W_key.weight.detach().numpy().T)
 
 
 def test_double_precision_is_refused_where_jax_would_narrow_it():

@@ -316,6 +316,8 @@ def test_numbered_files_without_an_index_may_count_from_zero(tmp_path):
             source / f"model-0000{number - 1}-of-00002.safetensors"
         )
     checkpoints.convert(source, tmp_path / "there")
+    checkpoints.convert(sharded(tmp_path / "whole", count=2), tmp_path / "wanted")
+    assert bits(checkpoints.read(tmp_path / "there")) == bits(checkpoints.read(tmp_path / "wanted"))
 
 
 @pytest.mark.parametrize(

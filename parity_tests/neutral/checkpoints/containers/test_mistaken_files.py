@@ -200,6 +200,9 @@ def test_masks_of_truth_values_are_still_kept_aside(tmp_path):
     safetensors.numpy.save_file(arrays, tmp_path / "a.safetensors")
     for layout in ("flax", "hf-gpt2"):
         checkpoints.convert(tmp_path / "a.safetensors", tmp_path / layout, to_layout=layout)
+        assert np.dtype(bool) not in {array.dtype for array in read(tmp_path / "flax").values()}
+        checkpoints.convert(tmp_path / layout, tmp_path / f"{layout}.safetensors", to_layout="hf-gpt2")
+        assert_same(read(tmp_path / f"{layout}.safetensors"), arrays)
 
 
 def test_eight_bit_weights_are_still_copied_with_a_note(tmp_path):

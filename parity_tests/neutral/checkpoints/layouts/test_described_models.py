@@ -72,10 +72,12 @@ def test_models_of_another_config_are_refused_before_anything_is_written(tmp_pat
 
 
 def test_models_of_their_config_are_converted(tmp_path):
-    checkpoints.convert(folder(tmp_path / "source", {"attention_bias": True}, BIASES), tmp_path / "out")
-    checkpoints.convert(
-        folder(tmp_path / "other", {"model_type": "unheard_of"}), tmp_path / "here", from_layout="hf-llama"
-    )
+    biased = folder(tmp_path / "biased", {"attention_bias": True}, BIASES)
+    other = folder(tmp_path / "other", {"model_type": "unheard_of"})
+    for source, options in ((biased, {}), (other, {"from_layout": "hf-llama"})):
+        target = tmp_path / f"{source.name} out"
+        checkpoints.convert(source, target, **options)
+        assert checkpoints.verify(source, target).passed
 
 
 @pytest.mark.parametrize("target", ["flax", "vllm"])
