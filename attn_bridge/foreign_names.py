@@ -111,5 +111,7 @@ def advice(owner: str, name: str, parameters: Iterable[str]) -> str:
         return f"{owner} takes no {name}=; give {ours}=" + (f" ({note})" if note else "")
     if not candidates:
         return f"{owner} takes no {name}=: {note}"
-    taken = [parameter for parameter in parameters if parameter not in ("self", "_misplaced", "deterministic", "rngs")]
-    return f"{owner} takes no {name}=, nor another name for it; its arguments are {', '.join(taken)}"
+    arguments = [
+        parameter for parameter in parameters if parameter not in ("self", "_misplaced", "deterministic", "rngs")
+    ]
+    return f"{owner} takes no {name}=, nor another name for it; its arguments are {', '.join(arguments)}"

@@ -133,8 +133,8 @@ def check_padding(shape: tuple[int, ...], dtype: str, mask: np.ndarray, wanted: 
         raise TypeError(f"attention_mask must be bool, got {dtype}")
     if tuple(shape) != wanted:
         raise ValueError(f"attention_mask must have the shape of tokens {wanted}, got {tuple(shape)}")
-    for row, shown in enumerate(mask):
-        if not shown[-1] or (shown[:-1] & ~shown[1:]).any():
+    for row, tokens in enumerate(mask):
+        if not tokens[-1] or (tokens[:-1] & ~tokens[1:]).any():
             raise ValueError(
                 f"attention_mask of row {row} must hide padding on the left alone, and show the last token"
             )

@@ -132,17 +132,18 @@ def _rules(
     own = Rules() if rules is None else rules_between(rules, torch, flax)
     attention = [backend.find_stock_attention(module) for backend, module in zip(backends_of, modules, strict=True)]
     configs = backends_of[0].find_configs(modules[0])
-    both = attention[0].keys() & attention[1].keys()
+    shared_paths = attention[0].keys() & attention[1].keys()
     described = [backend.find_stock_layers(module) for backend, module in zip(backends_of, modules, strict=True)]
     layers = [
-        {path: one for path, one in some.items() if not _is_inside(path, {*both, *configs})} for some in described
+        {path: one for path, one in some.items() if not _is_inside(path, {*shared_paths, *configs})}
+        for some in described
     ]
     if rules is None:
         check_same_meaning(*attention)
     _check_groups(*layers)
     built_in = [
         rule
-        for path in sorted(both)
+        for path in sorted(shared_paths)
         for rule in attention[0][path].rules(is_packed=_below(path, PACKED) in torch).prefixed(path, path)
     ]
     shared = [path for path in layers[0].keys() & layers[1].keys() if layers[0][path].kind == layers[1][path].kind]

@@ -11,17 +11,17 @@ _HIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000
 
 def printable(text: object, most: int = 120) -> str:
     """Return a name from outside as it may be printed: escaped, and cut where it is long."""
-    shown = str(text)
-    shown = shown if len(shown) <= most else f"{shown[:most]}... ({len(shown)} characters)"
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)
+    characters = str(text)
+    characters = characters if len(characters) <= most else f"{characters[:most]}... ({len(characters)} characters)"
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in characters)
 
 
 def shell_word(text: object) -> str:
     """Return a name as one word of a command for the shell, on one line."""
-    shown = str(text)
-    if shown.isprintable():
-        return shlex.quote(shown)
-    escaped = shown.replace("\\", "\\\\").replace("'", "\\'")
+    word = str(text)
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
     return "$'" + "".join(
         one if one.isprintable() else "".join(f"\\x{byte:02x}" for byte in one.encode("utf-8", "surrogateescape"))
         for one in escaped

@@ -186,8 +186,8 @@ class Pair:
     def _input_names(self, side: Side) -> list[str]:
         """Return a name for each input array, with the suffix ``(input)`` if a parameter has the same name."""
         names = self.arguments[side].named(self.subject(side).argument_names)
-        taken = {(match.first if side == "first" else match.second).name for match in self.pairing.matches}
-        return [f"{name} (input)" if name in taken else name for name in names]
+        parameter_names = {(match.first if side == "first" else match.second).name for match in self.pairing.matches}
+        return [f"{name} (input)" if name in parameter_names else name for name in names]
 
 
 def labels_of(first: str, second: str) -> dict[Side, str]:

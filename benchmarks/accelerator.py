@@ -158,10 +158,10 @@ def run(section: Section, further: Sequence[str], quick: bool, limit: int) -> tu
     if len(lines) > TAIL:
         lines = [f"({len(lines) - TAIL} lines before)", *lines[-TAIL:]]
     verdict = "passed" if status in section.passes else f"FAILED with status {status}"
-    shown = shlex.join((*settings, "python", *command))
+    command_line = shlex.join((*settings, "python", *command))
     text = "\n".join(line.rstrip() for line in lines).replace("```", "'''")
     took = time.perf_counter() - start
-    part = f"## {section.title}\n\n`{shown}`: {verdict} in {took:.0f} s\n\n```text\n{text}\n```"
+    part = f"## {section.title}\n\n`{command_line}`: {verdict} in {took:.0f} s\n\n```text\n{text}\n```"
     return 0 if status in section.passes else status, part
 
 

@@ -263,9 +263,9 @@ def by_hand(root: Path, gib: float, rounds: int) -> dict[str, object]:
             seconds = [run["seconds"] for run in runs]
             spread = f"{min(seconds):.3f} - {max(seconds):.3f}"
             processor, over = (statistics.median(run[key] for run in runs) for key in ("processor", "memory"))
-            shown = part.name if by == "here" else ""
+            label = part.name if by == "here" else ""
             print(
-                f"{shown:36}{by:18}{statistics.median(seconds):9.3f}{spread:>16}{processor:13.3f}{over / 2**20:15.0f}"
+                f"{label:36}{by:18}{statistics.median(seconds):9.3f}{spread:>16}{processor:13.3f}{over / 2**20:15.0f}"
             )
         results[part.name] = runs_by_code
     return results

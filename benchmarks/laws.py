@@ -41,8 +41,8 @@ def variants() -> Iterator[tuple[str, Case]]:
                 inputs["context"] = RANDOM.normal(size=(2, *example.context)).astype(np.float32)
             yield variant.name, (make(config=example.config), inputs)
         else:
-            taken = {name: SIZES[name] for name in make.__init__.__annotations__ if name in SIZES}
-            yield variant.name, (make(**taken), {"x": RANDOM.normal(size=(2, 5, 4)).astype(np.float32)})
+            sizes = {name: SIZES[name] for name in make.__init__.__annotations__ if name in SIZES}
+            yield variant.name, (make(**sizes), {"x": RANDOM.normal(size=(2, 5, 4)).astype(np.float32)})
 
 
 def foreign() -> dict[str, Callable[[], Case]]:

@@ -150,8 +150,8 @@ def print_table(subject: str, rows: dict[str, dict[str, Any]]) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print()
     for name, *cells, words in lines:
-        shown = "".join(f"{cell:>{width + 2}}" for cell, width in zip(cells, widths[1:], strict=False))
-        print(f"{name:{widths[0]}}{shown}  {words}")
+        cells_text = "".join(f"{cell:>{width + 2}}" for cell, width in zip(cells, widths[1:], strict=False))
+        print(f"{name:{widths[0]}}{cells_text}  {words}")
 
 
 def _pair(values: list[object]) -> str:

@@ -98,10 +98,12 @@ def measure(
         for side, make in (("torch", in_torch), ("jax", in_jax)):
             if name == BITS:
                 draw = (_drawn_by_torch if side == "torch" else _drawn_by_jax)(batch, heads, tokens, options["dropout"])
-                which, forward, both = "no attention", draw, draw
+                which, forward, with_gradients = "no attention", draw, draw
             else:
-                which, forward, both = make(inputs, options, differentiates_bias=name.endswith("differentiated"))
-            picked[name, side], ways[name, side, "fwd"], ways[name, side, "fwd+bwd"] = which, forward, both
+                which, forward, with_gradients = make(
+                    inputs, options, differentiates_bias=name.endswith("differentiated")
+                )
+            picked[name, side], ways[name, side, "fwd"], ways[name, side, "fwd+bwd"] = which, forward, with_gradients
     seconds: dict[tuple[str, str, str], list[float]] = {key: [] for key in ways}
     for way in ways.values():
         way()
@@ -164,12 +166,15 @@ def in_jax(inputs: list[Any], options: dict[str, Any], *, differentiates_bias: b
     def loss(*operands: Any) -> Any:
         return jnp.square(attend(*operands)).sum()
 
-    forward, both = jax.jit(attend), jax.jit(jax.grad(loss, (0, 1, 2, 3) if differentiates_bias else (0, 1, 2)))
+    forward, with_gradients = (
+        jax.jit(attend),
+        jax.jit(jax.grad(loss, (0, 1, 2, 3) if differentiates_bias else (0, 1, 2))),
+    )
 
     def run(program: Any) -> Way:
         return lambda: jax.block_until_ready(program(*arrays, array_options))
 
-    return _picked(arrays, {**options, **array_options}), run(forward), run(both)
+    return _picked(arrays, {**options, **array_options}), run(forward), run(with_gradients)
 
 
 if __name__ == "__main__":

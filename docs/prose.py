@@ -37,7 +37,9 @@ PHRASES = {
 }
 """Phrases on which a native reader stumbles, as patterns."""
 
-PRONOUNS = frozenset({"one", "found", "held", "told", "place", "given", "known", "said", "here", "there"})
+PRONOUNS = frozenset(
+    {"one", "found", "held", "told", "place", "given", "known", "said", "here", "there", "taken", "both", "shown"}
+)
 """Names that say nothing of what they are bound to; in a comprehension they are free."""
 
 COUNTS = ("docstrings", "stumbling", "bindings", "pronouns", "any", "ignored", "lines", "comments")

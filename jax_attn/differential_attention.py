@@ -166,5 +166,5 @@ def _beside_zeros(query: Float[Array, "n b t p g c"]) -> Float[Array, "b t h e"]
     zeros = jnp.zeros_like(query[0])
     # Scores over both keys at once: zeros in the place of the other key leave each query its own. So one call of
     # attention computes both softmaxes, and values are read once.
-    both = jnp.stack([jnp.concatenate([query[0], zeros], -1), jnp.concatenate([zeros, query[1]], -1)], 3)
-    return rearrange(both, "b t p n g c -> b t (p n g) c")
+    padded = jnp.stack([jnp.concatenate([query[0], zeros], -1), jnp.concatenate([zeros, query[1]], -1)], 3)
+    return rearrange(padded, "b t p n g c -> b t (p n g) c")

@@ -190,9 +190,9 @@ def _placed_checked(mask: Mask | Bool[Array, "..."], shape: tuple[int, ...]) -> 
     return counting_tokens(mask, may_hide).placed(*shape[2:])
 
 
-def may_hide(shown: Bool[Array, "B"]) -> bool:
+def may_hide(visible: Bool[Array, "B"]) -> bool:
     """Return whether an array may have a False; True where its values are unknown."""
-    return not (_has_values(shown) and bool(np.asarray(shown).all()))
+    return not (_has_values(visible) and bool(np.asarray(visible).all()))
 
 
 def visible_keys(mask: Mask | Bool[Array, "..."], shape: tuple[int, ...], like: Array) -> Bool[Array, "..."]:

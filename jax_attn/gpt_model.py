@@ -188,15 +188,18 @@ class GPTModel(Pretrained, Layer):
         options = options_of(max_new_tokens, 0.0, None, None, eos).checked(self.config.vocab_size)
         prompt = np.asarray(ids).astype(np.int64)
         check_range("ids", int(prompt.min()), int(prompt.max()), self.config.vocab_size)
-        shown = functional.as_visible(attention_mask, "attention_mask")
-        if shown is not None:
-            shown, wanted = np.asarray(shown), (prompt.shape[0], prompt.shape[1])
-            check_padding(functional.shape_of(shown), functional.dtype_name(shown), shown, wanted)
+        visible = functional.as_visible(attention_mask, "attention_mask")
+        if visible is not None:
+            visible, wanted = np.asarray(visible), (prompt.shape[0], prompt.shape[1])
+            check_padding(functional.shape_of(visible), functional.dtype_name(visible), visible, wanted)
 
         def steps() -> Iterator[tuple[Any, Any]]:
             # Windows of one length compile once; what stands after the last token, a causal model does not see.
             after = ((0, 0), (0, options.max_new_tokens))
-            tokens, mask = np.pad(prompt, after), None if shown is None else np.pad(shown, after, constant_values=True)
+            tokens, mask = (
+                np.pad(prompt, after),
+                None if visible is None else np.pad(visible, after, constant_values=True),
+            )
             window = min(self.config.context_length, tokens.shape[1])
             is_done = np.zeros(len(prompt), bool)
             for length in range(prompt.shape[1], tokens.shape[1]):

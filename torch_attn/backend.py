@@ -203,8 +203,8 @@ def _check_writable(targets: Mapping[str, Tensor], values: Mapping[str, Tensor])
         own = shared_weights.own_part(target)
         owner = owners.setdefault((own.data_ptr(), tuple(target.shape)), name) if own.numel() else name
         if owner != name and not torch.equal(*(_bits(shared_weights.own_part(values[one])) for one in (owner, name))):
-            both = " and ".join(sorted((owner, name)))
-            raise ValueError(f"{both} are one tensor in the target and two different ones in the source")
+            names = " and ".join(sorted((owner, name)))
+            raise ValueError(f"{names} are one tensor in the target and two different ones in the source")
 
 
 def _bits(value: Tensor) -> Tensor:

@@ -171,5 +171,5 @@ def _beside_zeros(query: Float[Tensor, "n b t p g c"]) -> Float[Tensor, "b t h e
     zeros = torch.zeros_like(query[0])
     # Scores over both keys at once: zeros in the place of the other key leave each query its own. So one call of
     # attention computes both softmaxes, and values are read once.
-    both = torch.stack([torch.cat([query[0], zeros], -1), torch.cat([zeros, query[1]], -1)], 3)
-    return rearrange(both, "b t p n g c -> b t (p n g) c")
+    padded = torch.stack([torch.cat([query[0], zeros], -1), torch.cat([zeros, query[1]], -1)], 3)
+    return rearrange(padded, "b t p n g c -> b t (p n g) c")

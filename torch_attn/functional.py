@@ -198,9 +198,9 @@ def _placed_checked(mask: Mask | Bool[Tensor, "..."], shape: tuple[int, ...], de
     return counting_tokens(mask, may_hide).placed(*shape[2:])
 
 
-def may_hide(shown: Bool[Tensor, "B"]) -> bool:
+def may_hide(visible: Bool[Tensor, "B"]) -> bool:
     """Return whether an array may have a False; True where its values are unknown."""
-    return not (_has_values(shown) and bool(shown.all()))
+    return not (_has_values(visible) and bool(visible.all()))
 
 
 def visible_keys(mask: Mask | Bool[Tensor, "..."], shape: tuple[int, ...], like: Tensor) -> Bool[Tensor, "..."]:

@@ -180,13 +180,15 @@ class GPTModel(Pretrained, Layer):
         check_ids(functional.dtype_name(ids, "ids"), functional.shape_of(ids))
         options = options_of(max_new_tokens, 0.0, None, None, eos).checked(self.config.vocab_size)
         check_range("ids", int(ids.min()), int(ids.max()), self.config.vocab_size)
-        shown = functional.as_visible(attention_mask, "attention_mask")
-        if shown is not None:
+        visible = functional.as_visible(attention_mask, "attention_mask")
+        if visible is not None:
             wanted = (ids.shape[0], ids.shape[1])
-            check_padding(functional.shape_of(shown), functional.dtype_name(shown), shown.numpy(force=True), wanted)
+            check_padding(
+                functional.shape_of(visible), functional.dtype_name(visible), visible.numpy(force=True), wanted
+            )
 
         def steps() -> Iterator[tuple[Tensor, Tensor]]:
-            tokens, mask, window = ids.long(), shown, self.config.context_length
+            tokens, mask, window = ids.long(), visible, self.config.context_length
             is_done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=ids.device)
             for _ in range(options.max_new_tokens):
                 with torch.no_grad():

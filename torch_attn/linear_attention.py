@@ -122,8 +122,8 @@ class LinearAttention(Layer):
             context, state = recurrence.linear_attention(query, key, value, **arguments)
             cache = cache if cache is None else cache.advance(state, None, batch.shape[1])
         output = self.out_proj(rearrange(context.to(value.dtype), "b t h c -> b t (h c)"))
-        shown = None if weights is None or not return_weights else weights.to(value.dtype)
-        return functional.with_cache(functional.as_given(x, output, shown), cache)
+        returned = None if weights is None or not return_weights else weights.to(value.dtype)
+        return functional.with_cache(functional.as_given(x, output, returned), cache)
 
     def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
         """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.

@@ -95,19 +95,19 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     with family_beside(path), containers.open_reader(path, format) as reader:
         layout, why = "", ""
         own_manifest = manifest.of(reader, path)
-        taken, selection = reader, Selection()
+        selected, selection = reader, Selection()
         try:
-            taken, unwrapped = unwrap(reader)
-            streams = random_state_names(taken.tensors)
+            selected, unwrapped = unwrap(reader)
+            streams = random_state_names(selected.tensors)
             selection = Selection(unwrapped=unwrapped, parts={RANDOM_STATE: tuple(streams)} if streams else {})
-            taken = Filtered(taken, streams, ()) if streams else taken
+            selected = Filtered(selected, streams, ()) if streams else selected
             if not reader.config:
-                quantised.check_plain(taken, configs.of_reader(reader))
+                quantised.check_plain(selected, configs.of_reader(reader))
             is_own = own_manifest is not None and own_manifest.layout.endswith((".toml torch", ".toml flax"))
             layout = (
                 own_manifest.layout
                 if own_manifest is not None and is_own
-                else reading.layout_of(taken.tensors, configs.of_reader(reader), own_manifest).name
+                else reading.layout_of(selected.tensors, configs.of_reader(reader), own_manifest).name
             )
         except (layouts.LayoutError, containers.CheckpointError) as error:
             why = str(error)

@@ -236,8 +236,8 @@ def _notes(problems: dict[str, str]) -> Iterable[str]:
     """Yield a line for each reason."""
     for reason in dict.fromkeys(problems.values()):
         names = [printable(name) for name, why in problems.items() if why == reason]
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        yield f"not copied: {shown}: {reason}"
+        listing = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        yield f"not copied: {listing}: {reason}"
 
 
 def copy(source: Path, names: Iterable[str], target: Path) -> None:

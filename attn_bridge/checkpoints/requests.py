@@ -57,10 +57,10 @@ class Request(ConvertOptions):
             containers.open_reader(source, self.source_format, step=self.step, item=self.item) as opened,
         ):
             keep_wrappers = self.rules is not None or self.to_layout == "same"
-            taken, selection = select(opened, self.strip, self.drop or (), keep_wrappers=keep_wrappers)
+            selected, selection = select(opened, self.strip, self.drop or (), keep_wrappers=keep_wrappers)
             if self.adapter is None:
-                adapters.check_base(taken, takes_any_names=keep_wrappers)
-            reader = seen(taken, self.dequantize, self.dtype, self.adapter)
+                adapters.check_base(selected, takes_any_names=keep_wrappers)
+            reader = seen(selected, self.dequantize, self.dtype, self.adapter)
             beside = manifest.of(reader, source)
             is_another = self.strip is not None or selection.unwrapped or self.adapter is not None
             before = None if is_another else beside
@@ -281,8 +281,8 @@ def _with_numbers(plan: Plan, reader: Reader, config: Mapping[str, object], *, i
         return quantised.in_file_order(plan, reader)
     packed = quantised.dequantised_in(reader.base) if isinstance(reader, adapters.Merged) else None
     if packed is None:
-        taken = {name: info for name, info in reader.tensors.items() if name not in plan.dropped}
-        notes = quantised.notes_on_codes(taken) if is_read else []
+        kept_tensors = {name: info for name, info in reader.tensors.items() if name not in plan.dropped}
+        notes = quantised.notes_on_codes(kept_tensors) if is_read else []
         notes += quantised.notes_on_config(config, plan.config)
         return dataclasses.replace(plan, notes=(*plan.notes, *notes)) if notes else plan
     scales = {one.name: one.others for one in packed.quantised.values()}

@@ -122,12 +122,16 @@ def _unwrapped(names: Collection[str]) -> dict[str, str]:
     bare = {name: _without(name.split("."), WRAPPERS) for name in names}
     while bare and all(own[0] == MODULE and len(own) > 1 for own in bare.values()):
         bare = {name: own[1:] for name, own in bare.items()}
-    found = {name: ".".join(own) for name, own in bare.items()}
+    bare_names = {name: ".".join(own) for name, own in bare.items()}
     if not any(MODULE in own[:-1] for own in bare.values()):
-        return found
+        return bare_names
     inner = {name: ".".join(own) for name, own in _without_lone_modules(bare).items()}
-    is_model = inner != found and len({*inner.values()}) == len(inner) and _fit(inner.values()) > _fit(found.values())
-    return inner if is_model else found
+    is_model = (
+        inner != bare_names
+        and len({*inner.values()}) == len(inner)
+        and _fit(inner.values()) > _fit(bare_names.values())
+    )
+    return inner if is_model else bare_names
 
 
 def _without(parts: list[str], gone: Collection[str]) -> list[str]:
@@ -336,11 +340,11 @@ def _listed(names: Sequence[str], prefix: str) -> str:
         parts, front = name.split("."), prefix.split(".")
         shared = next((at for at, part in enumerate(parts) if front[at : at + 1] != [part]), 0)
         kinds.setdefault(".".join(parts[: shared + 1]), []).append(name)
-    shown = []
+    descriptions = []
     for begin, some in list(kinds.items())[:KINDS]:
         first = ", ".join(map(printable, some[:SHOWN])) + (
             f" and {len(some) - SHOWN} more" if len(some) > SHOWN else ""
         )
-        shown.append(f"{len(some)} of {printable(begin)} ({first})" if len(some) > 1 else first)
+        descriptions.append(f"{len(some)} of {printable(begin)} ({first})" if len(some) > 1 else first)
     more = [f"{len(kinds) - KINDS} more kinds"] if len(kinds) > KINDS else []
-    return f"{len(names)} tensors: {'; '.join([*shown, *more])}"
+    return f"{len(names)} tensors: {'; '.join([*descriptions, *more])}"

@@ -14,8 +14,8 @@ def left_padding(mask: Mask) -> Integers:
 
     None for a mask without such arrays, alone or joined to others by ``&``.
     """
-    shown = _padding(mask)
-    return None if shown is None else (shown.cumsum(-1) == 0).sum(-1)[:, None]
+    tokens = _padding(mask)
+    return None if tokens is None else (tokens.cumsum(-1) == 0).sum(-1)[:, None]
 
 
 def counting_tokens(mask: Mask, may_hide: Callable[[Bools], bool]) -> Mask:
@@ -27,10 +27,10 @@ def counting_tokens(mask: Mask, may_hide: Callable[[Bools], bool]) -> Mask:
     """
     if not mask.counts_tokens:
         return mask
-    shown = _padding(mask)
-    if shown is None or not may_hide(shown[:, 0]):
+    tokens = _padding(mask)
+    if tokens is None or not may_hide(tokens[:, 0]):
         return mask
-    return mask.behind(left_padding(ArrayMask(shown))[:, None, None])
+    return mask.behind(left_padding(ArrayMask(tokens))[:, None, None])
 
 
 def _padding(mask: Mask) -> Bools | None:

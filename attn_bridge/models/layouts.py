@@ -345,9 +345,9 @@ def _fitting(names: Mapping[str, Shape | None], model_type: object) -> Layout:
     refused = _LAYOUTS[closest].why_refused(rest)
     if refused:
         raise RefusedTensorError(refused)
-    shown = ", ".join(map(printable, rest[:3])) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
+    listing = ", ".join(map(printable, rest[:3])) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
     raise LayoutError(
-        f"{type_unknown}the names fit no layout; {closest} comes closest, but does not know {shown}; {_RULES}"
+        f"{type_unknown}the names fit no layout; {closest} comes closest, but does not know {listing}; {_RULES}"
     )
 
 

@@ -39,11 +39,11 @@ def reference(
     for half in range(2):
         for pair in range(pairs):
             kv_pair = pair // group
-            both = np.concatenate([value[..., kv_pair, :, :], value[..., kv_pair + kv_pairs, :, :]], -1)
+            values = np.concatenate([value[..., kv_pair, :, :], value[..., kv_pair + kv_pairs, :, :]], -1)
             context, weights = attend(
                 query[..., half * pairs + pair, :, :][..., None, :, :],
                 key[..., half * kv_pairs + kv_pair, :, :][..., None, :, :],
-                both[..., None, :, :],
+                values[..., None, :, :],
                 scale=config.scale,
                 causal=False,
                 attention_mask=seen if seen.shape[1] == 1 else seen[:, half * pairs + pair][:, None],

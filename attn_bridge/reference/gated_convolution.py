@@ -29,12 +29,12 @@ def reference(
 
 
 def _sequence(
-    config: GatedConvolutionConfig, parameters: Mapping[str, np.ndarray], x: np.ndarray, shown: np.ndarray | None
+    config: GatedConvolutionConfig, parameters: Mapping[str, np.ndarray], x: np.ndarray, mask: np.ndarray | None
 ) -> np.ndarray:
-    shown = (np.ones(len(x), bool) if shown is None else shown)[:, None]
-    x = np.where(shown, x, 0.0)
+    mask = (np.ones(len(x), bool) if mask is None else mask)[:, None]
+    x = np.where(mask, x, 0.0)
     query, key, value = (linear(x, parameters, name, bias=config.bias) for name in ("W_query", "W_key", "W_value"))
-    mixed = short_convolution(np.where(shown, key * value, 0.0), as_double(parameters["conv1d.weight"])[:, 0, :])
+    mixed = short_convolution(np.where(mask, key * value, 0.0), as_double(parameters["conv1d.weight"])[:, 0, :])
     if config.bias:
         mixed = mixed + as_double(parameters["conv1d.bias"])
     return linear(query * mixed, parameters, "out_proj", bias=config.bias)

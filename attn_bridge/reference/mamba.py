@@ -26,15 +26,15 @@ def reference(
 
 
 def _sequence(
-    config: MambaConfig, parameters: Mapping[str, np.ndarray], x: np.ndarray, shown: np.ndarray | None
+    config: MambaConfig, parameters: Mapping[str, np.ndarray], x: np.ndarray, mask: np.ndarray | None
 ) -> np.ndarray:
-    shown = (np.ones(len(x), bool) if shown is None else shown)[:, None]
-    x = np.where(shown, x, 0.0)
-    value = np.where(shown, linear(x, parameters, "W_value", bias=config.bias), 0.0)
+    mask = (np.ones(len(x), bool) if mask is None else mask)[:, None]
+    x = np.where(mask, x, 0.0)
+    value = np.where(mask, linear(x, parameters, "W_value", bias=config.bias), 0.0)
     value = short_convolution(value, as_double(parameters["conv1d.weight"])[:, 0, :])
     if config.conv_bias:
         value = value + as_double(parameters["conv1d.bias"])
-    value = np.where(shown, silu(value), 0.0)
+    value = np.where(mask, silu(value), 0.0)
     step, key, query = (
         _latent(config, value, parameters, *names)
         for names in (("W_step_down", "step_norm"), ("W_key", "k_norm"), ("W_query", "q_norm"))

@@ -26,15 +26,15 @@ def reference(
 
 
 def _sequence(
-    config: Mamba2Config, parameters: Mapping[str, np.ndarray], x: np.ndarray, shown: np.ndarray | None
+    config: Mamba2Config, parameters: Mapping[str, np.ndarray], x: np.ndarray, mask: np.ndarray | None
 ) -> np.ndarray:
-    shown = np.ones(len(x), bool) if shown is None else shown
-    x = np.where(shown[:, None], x, 0.0)
+    mask = np.ones(len(x), bool) if mask is None else mask
+    x = np.where(mask[:, None], x, 0.0)
     joined = np.concatenate([_project(config, x, parameters, name) for name in ("W_value", "W_key", "W_query")], -1)
-    joined = short_convolution(np.where(shown[:, None], joined, 0.0), as_double(parameters["conv1d.weight"])[:, 0, :])
+    joined = short_convolution(np.where(mask[:, None], joined, 0.0), as_double(parameters["conv1d.weight"])[:, 0, :])
     if config.conv_bias:
         joined = joined + as_double(parameters["conv1d.bias"])
-    joined = np.where(shown[:, None], silu(joined), 0.0)
+    joined = np.where(mask[:, None], silu(joined), 0.0)
     value = joined[:, : config.width]
     key = joined[:, config.width : config.width + config.key_width]
     query = joined[:, config.width + config.key_width :]

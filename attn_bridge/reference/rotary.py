@@ -38,8 +38,8 @@ def _axis(rotary: Rotary, pair: int, width: int) -> tuple[int, int, int]:
         return 0, pair, width
     rows = len(rotary.axes)
     if rotary.layout == "interleaved":  # as Qwen3-VL has it: every third pair from 1 and from 2, the rest stays time's
-        taken = [row for row in range(1, rows) if pair in range(row, rows * rotary.axes[row], rows)]
-        return (taken or [0])[0], pair, width
+        matches = [row for row in range(1, rows) if pair in range(row, rows * rotary.axes[row], rows)]
+        return (matches or [0])[0], pair, width
     row, within = 0, pair
     while within >= rotary.axes[row]:
         row, within = row + 1, within - rotary.axes[row]

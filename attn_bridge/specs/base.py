@@ -75,8 +75,8 @@ class Parameter:
 def _without_config(name: str, config: type[Config], sizes: Mapping[str, object]) -> str:
     """Return the message that puts sizes into a config, with those that it needs as well."""
     needed = [field.name for field in dataclasses.fields(config) if field.default is field.default_factory]
-    shown = [f"{key}={printable(sizes.get(key, '...'))}" for key in dict.fromkeys([*needed, *sizes])]
-    return f"{name} takes a config, not sizes; use {name}({config.__name__}({', '.join(shown) or '...'}))"
+    arguments = [f"{key}={printable(sizes.get(key, '...'))}" for key in dict.fromkeys([*needed, *sizes])]
+    return f"{name} takes a config, not sizes; use {name}({config.__name__}({', '.join(arguments) or '...'}))"
 
 
 def _without_sizes(name: str, config: type[Config], argument: Config | Mapping[str, object]) -> str:
@@ -90,12 +90,12 @@ def _without_sizes(name: str, config: type[Config], argument: Config | Mapping[s
         sizes = dict(argument)
     else:
         sizes = vars(argument)
-    shown = [
+    arguments = [
         f"{field}={printable(repr(sizes[field])) if field in sizes else '...'}"
         for field, default in fields.items()
         if default is dataclasses.MISSING or sizes.get(field, default) != default
     ]
-    return f"{name} takes sizes, not a {kind}; use {name}({', '.join(shown)})"
+    return f"{name} takes sizes, not a {kind}; use {name}({', '.join(arguments)})"
 
 
 @dataclasses.dataclass(frozen=True)

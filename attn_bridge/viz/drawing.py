@@ -282,8 +282,8 @@ def _draw(picture: Heatmap) -> Any:
         bar = figure.colorbar(image, ax=list(band.flat), shrink=0.8, pad=0.02)
         bar.ax.tick_params(colors=look.ink, labelsize=8)
         bar.outline.set_edgecolor(look.line)
-        shown = "weight" if not is_apart else "difference" if array.any() else "no difference"
-        bar.set_label(shown, color=look.ink, fontsize=8)
+        caption = "weight" if not is_apart else "difference" if array.any() else "no difference"
+        bar.set_label(caption, color=look.ink, fontsize=8)
     return figure
 
 
@@ -306,8 +306,8 @@ def _label(
 
 def _short(label: str) -> str:
     """Return a short label without characters that matplotlib would parse as a formula."""
-    shown = label if len(label) <= 12 else f"{label[:11]}…"
-    return shown.replace("\n", " ").replace("$", r"\$")
+    short = label if len(label) <= 12 else f"{label[:11]}…"
+    return short.replace("\n", " ").replace("$", r"\$")
 
 
 def _matplotlib(what: str) -> Any:

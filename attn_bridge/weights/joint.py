@@ -211,8 +211,8 @@ def _merged(rule: Rule, row: Row, arrays: Mapping[str, Sized]) -> JointPlan:
             continue
         dtypes = {arrays[name].dtype for name in parts.values()}
         if len(dtypes) > 1:
-            shown = ", ".join(sorted(map(str, dtypes)))
-            result.misshapen.append(f"{rule.where}{whole}: its parts are of several dtypes, {shown}")
+            listing = ", ".join(sorted(map(str, dtypes)))
+            result.misshapen.append(f"{rule.where}{whole}: its parts are of several dtypes, {listing}")
             continue
         result.made[whole] = Made(shape, dtypes.pop(), False, placements)
     return result

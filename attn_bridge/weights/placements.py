@@ -88,8 +88,8 @@ def joined(pieces: Mapping[int, Placement]) -> Placement:
     first, *rest = ordered
     for piece in rest:
         if piece.shape[1:] != first.shape[1:]:
-            both = f"{first.theirs} {first.shape} and {piece.theirs} {piece.shape}"
-            raise LayoutError(f"{both} are no parts of one tensor")
+            shapes = f"{first.theirs} {first.shape} and {piece.theirs} {piece.shape}"
+            raise LayoutError(f"{shapes} are no parts of one tensor")
     return dataclasses.replace(first, rest=tuple(rest))
 
 

@@ -379,8 +379,8 @@ def _solve(
         if unknown and rest and size % rest == 0:
             sizes[unknown[0]] = size // rest
         elif unknown or rest != size:
-            shown = " x ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in group)
-            raise LayoutError(f"{what}: {size} is not {shown}")
+            product = " x ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in group)
+            raise LayoutError(f"{what}: {size} is not {product}")
     return sizes
 
 

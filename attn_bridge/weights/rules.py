@@ -54,14 +54,14 @@ class WeightsMismatchError(ValueError):
         self.unexpected = sorted(set(unexpected))
         self.misshapen = sorted(misshapen)
         self.advice = advice
-        both = set(self.missing) & set(self.unexpected)  # each name once
-        shown = {
-            "missing": [printable(name) for name in self.missing if name not in both],
-            "unexpected": [printable(name) for name in self.unexpected if name not in both],
-            "without a rule on both sides": [printable(name) for name in sorted(both)],
+        one_sided = set(self.missing) & set(self.unexpected)  # each name once
+        listings = {
+            "missing": [printable(name) for name in self.missing if name not in one_sided],
+            "unexpected": [printable(name) for name in self.unexpected if name not in one_sided],
+            "without a rule on both sides": [printable(name) for name in sorted(one_sided)],
             "misshapen": [printable(text, 500) for text in self.misshapen],  # a name, and the error of its shape
         }
-        parts = [f"{kind}: {', '.join(texts)}" for kind, texts in shown.items() if texts]
+        parts = [f"{kind}: {', '.join(texts)}" for kind, texts in listings.items() if texts]
         hint = [advice] if advice else []
         is_long = len(self.missing) + len(self.unexpected) > _SHORT
         super().__init__(f"weights do not match: {'; '.join([*hint, *parts] if is_long else [*parts, *hint])}")
@@ -192,7 +192,7 @@ class Rules:
         unexpected: list[str] = []
         seen: dict[Rule, set[str]] = {rule: set() for rule in self._rules}
         blocks: dict[str, set[str]] = {}
-        taken: dict[str, str] = {}
+        claimed: dict[str, str] = {}
         for name in names:
             hits = [(rule, values) for rule in index.find(name) if (values := rule.values(name, source)) is not None]
             if not hits:
@@ -203,9 +203,9 @@ class Rules:
                 raise ValueError(f"{printable(name)} must be covered by exactly one rule, got {claims}")
             rule, values = hits[0]
             other = fill(rule.name(target), values)
-            if other in taken:
-                raise ValueError(f"{taken[other]} and {name} both map to {other}")
-            taken[other] = name
+            if other in claimed:
+                raise ValueError(f"{claimed[other]} and {name} both map to {other}")
+            claimed[other] = name
             pairs[name] = (rule, other)
             for scope in _scopes(rule.torch):
                 blocks.setdefault(scope, set()).add(fill(scope, values))

@@ -368,8 +368,8 @@ class Code:
     @contextmanager
     def either(self, condition: Value) -> Iterator[Any]:
         """Emit two branches: the first runs if the condition is true, the second otherwise."""
-        with self.builder.if_else(self.operand(condition, TRUTH)) as both:
-            yield both
+        with self.builder.if_else(self.operand(condition, TRUTH)) as branches:
+            yield branches
 
     def ret(self, value: object = None) -> None:
         """Emit the return of the function, with its value, if any."""

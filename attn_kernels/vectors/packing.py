@@ -72,12 +72,12 @@ def round_to_pairs(code: Code, source: Value, rows: Value, columns: Value, out: 
 def round_to_pairs_twice(code: Code, source: Value, rows: Value, columns: Value, out: Value, rests: Value) -> None:
     """Fill `out` as `round_to_pairs` does, and `rests` with what rounding took away, rounded as well."""
     with code.loop(0, rows, 2) as r, code.loop(0, columns, LANES) as c:
-        both = _two_rows(code, source, r, columns, c)
+        rows_pair = _two_rows(code, source, r, columns, c)
         target = 4 * (r // 2 * columns + c)
-        code.store(_joined(*both), out + target)
-        taken = [one - (nearest_bits(one) & _UPPER).bits_as(one.type) for one in both]
+        code.store(_joined(*rows_pair), out + target)
+        losses = [one - (nearest_bits(one) & _UPPER).bits_as(one.type) for one in rows_pair]
         # Of an infinity, nothing.
-        code.store(_joined(*(code.choose(one - one == 0.0, one, 0.0) for one in taken)), rests + target)
+        code.store(_joined(*(code.choose(one - one == 0.0, one, 0.0) for one in losses)), rests + target)
 
 
 def _two_rows(code: Code, source: Value, row: Value, columns: Value, column: Value) -> list[Value]:

@@ -102,8 +102,8 @@ def steps_of(
         mine = [one for one in calls["first"] if one.path == path]
         its = [one for one in calls["second"] if one.path == second_path]
         if loose or len(mine) == len(its):
-            both = zip(mine, its, strict=False)
-            steps += [PairedCall(path, {"first": one, "second": two}, path in exchanged) for one, two in both]
+            call_pairs = zip(mine, its, strict=False)
+            steps += [PairedCall(path, {"first": one, "second": two}, path in exchanged) for one, two in call_pairs]
     return sorted(steps, key=lambda step: step.order)
 
 

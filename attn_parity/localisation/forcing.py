@@ -255,15 +255,17 @@ def evidence_between(evidence: Evidence, whole: dict[Side, Call], steps: Sequenc
     paths = [step.path for step in steps]
     last = len(paths) - paths[::-1].index(before) if before in paths else 0
     calls_before = [step.calls for step in steps[max(0, last - MAX_BEFORE) : last]]
-    taken = next((step.calls for step in steps if step.path == after), None)
+    calls_after = next((step.calls for step in steps if step.path == after), None)
     ours, its = (
         [leaf for calls in calls_before for leaf in calls[side].outputs]
         if calls_before
         else whole[side].arguments.leaves
         for side in SIDES
     )
-    results = {side: taken[side].arguments.leaves if taken is not None else whole[side].outputs for side in SIDES}
-    outputs = match_leaves(results["first"], results["second"]) if taken is not None else match_outputs(whole)
+    results = {
+        side: calls_after[side].arguments.leaves if calls_after is not None else whole[side].outputs for side in SIDES
+    }
+    outputs = match_leaves(results["first"], results["second"]) if calls_after is not None else match_outputs(whole)
     return dataclasses.replace(
         evidence,
         inputs=[wide(one.value("first", ours)) for one in match_leaves(ours, its)],

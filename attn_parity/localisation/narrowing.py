@@ -59,12 +59,12 @@ class Narrowing:
 
     def narrowed(self, node: Node, direction: Direction) -> Narrowed:
         """Return the places in the module's code that were not excluded."""
-        for number, both in enumerate(node.calls):
+        for number, call_pair in enumerate(node.calls):
             trial = node.trials[number] if number < len(node.trials) else None
             error = None if trial is None else trial.forward if direction == "forward" else trial.backward
             if error is None or error <= self._limit_of(node, direction):
                 continue
-            calls: dict[Side, Call] = dict(zip(SIDES, both, strict=True))
+            calls: dict[Side, Call] = dict(zip(SIDES, call_pair, strict=True))
             steps = self.steps(node, calls, direction)
             if steps:
                 return self._narrowed(node, calls, steps, direction)
@@ -80,15 +80,15 @@ class Narrowing:
         if not pairs:
             return Narrowed(steps=steps)
         chain = pairs[0]
-        taken: Sequence[PairedCall] = []
+        earlier: Sequence[PairedCall] = []
         if direction == "forward":
-            pairs, taken = self._behind(node, calls, steps, chain)
+            pairs, earlier = self._behind(node, calls, steps, chain)
         elif not is_sure:
             pairs = self._before(node, calls, steps, chain)
         within, second = self._within(node, chain)
-        both = [(_end(before, path, within), _end(after, path, within)) for before, after in pairs]
-        candidates = [Candidate(within, second, one) for one in dict.fromkeys(both)]
-        candidates = self._with_unjudged(node, candidates, taken, limit)
+        ends = [(_end(before, path, within), _end(after, path, within)) for before, after in pairs]
+        candidates = [Candidate(within, second, one) for one in dict.fromkeys(ends)]
+        candidates = self._with_unjudged(node, candidates, earlier, limit)
         return Narrowed(tuple(candidates), steps, chain)
 
     def losing(self, node: Node, least: float) -> Narrowed:
@@ -170,13 +170,13 @@ class Narrowing:
             enclosing = inner
 
     def _with_unjudged(
-        self, node: Node, candidates: list[Candidate], taken: Sequence[PairedCall], limit: float
+        self, node: Node, candidates: list[Candidate], earlier: Sequence[PairedCall], limit: float
     ) -> list[Candidate]:
         """Add the submodules before the code that could not be judged, as their outputs have other shapes."""
         likeliest: list[Candidate] = []
         others: list[Candidate] = []
         for child in _unjudged(node):
-            calls = next((step.calls for step in reversed(taken) if step.path == child.path), None)
+            calls = next((step.calls for step in reversed(earlier) if step.path == child.path), None)
             if calls is None or outputs_of(calls) is not None:
                 continue
             common = _overlap(calls, limit)
@@ -213,13 +213,13 @@ class Narrowing:
     ) -> dict[Side, list[Array | None]]:
         """Return the gradients with respect to the inputs of a module or of a step in it, with first axes."""
         child = node if step is None else next(one for one in _judgeable(node) if one.path == step.path)
-        both = calls if step is None else step.calls
-        groups = match_leaves(*(both[side].arguments.leaves for side in SIDES))
-        outputs = match_outputs(both)
+        pair_of_calls = calls if step is None else step.calls
+        groups = match_leaves(*(pair_of_calls[side].arguments.leaves for side in SIDES))
+        outputs = match_outputs(pair_of_calls)
         if self._runner is None:
             return {side: [] for side in SIDES}
         try:
-            runs = run_both(self._runner, child.paths, both, Feed(groups), outputs, "first")
+            runs = run_both(self._runner, child.paths, pair_of_calls, Feed(groups), outputs, "first")
         except FAILURES:
             return {side: [] for side in SIDES}
         return {side: [group.total(side, runs[side].input_gradients) for group in groups] for side in SIDES}

@@ -91,10 +91,10 @@ def _substitutes(
         return []
     substitutes = []
     for first_call, second_call in zip(mine, its, strict=True):
-        both: dict[Side, Call] = {"first": first_call, "second": second_call}
+        pair_of_calls: dict[Side, Call] = {"first": first_call, "second": second_call}
         groups = match_leaves(first_call.arguments.leaves, second_call.arguments.leaves)
-        outputs = match_outputs(both)
-        runs = run_both(runner, paths, both, Feed(groups), outputs, "first")
+        outputs = match_outputs(pair_of_calls)
+        runs = run_both(runner, paths, pair_of_calls, Feed(groups), outputs, "first")
         values: list[Array | None] = [None] * len(second_call.outputs)
         for group in outputs:
             value = group.given("second", group.value("first", first_call.outputs))
@@ -128,9 +128,10 @@ def _given_apart(first: Sequence[Call], second: Sequence[Call], path: str, secon
     mine, its = ([call for call in calls if call.path == one] for calls, one in ((first, path), (second, second_path)))
     distances = [0.0]
     for first_call, second_call in zip(mine, its, strict=True):
-        both: dict[Side, Call] = {"first": first_call, "second": second_call}
+        pair_of_calls: dict[Side, Call] = {"first": first_call, "second": second_call}
         distances.append(
-            apart(both, match_leaves(first_call.arguments.leaves, second_call.arguments.leaves), "inputs") or 0.0
+            apart(pair_of_calls, match_leaves(first_call.arguments.leaves, second_call.arguments.leaves), "inputs")
+            or 0.0
         )
     return max(distances)
 

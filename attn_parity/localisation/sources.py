@@ -101,9 +101,11 @@ class Sources:
         except FAILURES:
             return []
         ends: list[PairedCall | None] = [*self._steps, None]
-        both = ((step, self._taken("first", step, *base), self._taken("first", step, *moved)) for step in ends)
+        results = ((step, self._taken("first", step, *base), self._taken("first", step, *moved)) for step in ends)
         return [
-            step for step, one, two in both if len(one) != len(two) or relative([*zip(one, two, strict=True)]) > ANSWERS
+            step
+            for step, one, two in results
+            if len(one) != len(two) or relative([*zip(one, two, strict=True)]) > ANSWERS
         ]
 
     def _found(self) -> list[int] | None:
@@ -295,10 +297,10 @@ def _same(first: Sequence[Array], second: Sequence[Array]) -> bool:
     return relative(list(zip(first, second, strict=True))) <= ADDS_UP
 
 
-def _adds_up(addends: Sequence[Array], other: Sequence[Array], both: Sequence[Array]) -> bool:
+def _adds_up(addends: Sequence[Array], other: Sequence[Array], sums: Sequence[Array]) -> bool:
     return all(
         distance(a + b, whole) <= ADDS_UP * max(float(np.abs(whole).max(initial=0.0)), 1e-300)
-        for a, b, whole in zip(addends, other, both, strict=True)
+        for a, b, whole in zip(addends, other, sums, strict=True)
     )
 
 

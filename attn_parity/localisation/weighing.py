@@ -71,11 +71,11 @@ def explained(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[S
                     break
                 largest["forward"] = max(largest["forward"], _error(run.outputs, still[side].outputs))
                 names = sorted(run.parameter_gradients.keys() & still[side].parameter_gradients.keys())
-                both = (
+                gradients = (
                     [*one.input_gradients, *(one.parameter_gradients[name] for name in names)]
                     for one in (run, still[side])
                 )
-                largest["backward"] = max(largest["backward"], _error(*both))
+                largest["backward"] = max(largest["backward"], _error(*gradients))
             # Both sides' tables may be off, in opposite directions: their effects add up.
             allowed = {key: allowed[key] + factor * largest[key] for key in allowed}
     return allowed

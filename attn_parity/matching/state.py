@@ -69,8 +69,8 @@ class Carrying:
 
     def free(self, side: Side, dropped: Iterable[tuple[str, str, str]]) -> list[Tensor]:
         """Return the state of a side that is neither carried nor dropped."""
-        taken = self._names[side] | {name for where, name, _ in dropped if where == side}
-        return [whole(name, one, one.framework) for name, one in self.state[side].items() if name not in taken]
+        excluded = self._names[side] | {name for where, name, _ in dropped if where == side}
+        return [whole(name, one, one.framework) for name, one in self.state[side].items() if name not in excluded]
 
     def add(self, side: Side, names: Iterable[str]) -> bool:
         """Carry more state, as far as the names are state; return whether any is new."""
@@ -145,8 +145,8 @@ def kept(pairing: Pairing, first: Mapping[str, SideWeight]) -> frozenset[str]:
     dropped = {name for side, name, _ in pairing.dropped if side == "first"}
     frozen = {name for name, one in first.items() if one.frozen}
     frozen |= {match.first.source for match in pairing.matches if match.second.parameter.frozen}
-    both = {match.first.source for match in pairing.matches if _roles(match) == ("state", "state")}
-    return frozenset(dropped | frozen | both)
+    state_on_both = {match.first.source for match in pairing.matches if _roles(match) == ("state", "state")}
+    return frozenset(dropped | frozen | state_on_both)
 
 
 def _roles(match: Match) -> tuple[str, str]:
@@ -233,11 +233,11 @@ def notes(pair: Pair, state: Mapping[Side, Mapping[str, SideWeight]], pairing: P
         names = [match.tensor(side).name for match in pairs if "int" not in match.tensor(side).parameter.dtype]
         if names:
             yield f"state in {label} and weights on the other side, so that no gradient is compared: {listed(names)}"
-    both = [match for match in pairing.matches if _roles(match) == ("state", "state")]
-    if both and pair.transfer:
-        names = [match.first.name for match in both]
+    state_matches = [match for match in pairing.matches if _roles(match) == ("state", "state")]
+    if state_matches and pair.transfer:
+        names = [match.first.name for match in state_matches]
         yield f"state that is carried from {pair.shown['first']} to {pair.shown['second']}: {listed(names)}"
-        proposed = [match for match in both if match.how != "rule"]
+        proposed = [match for match in state_matches if match.how != "rule"]
         names = [one.second.name for one in proposed if is_undecided(one.second.take(pair.held["second"]))]
         if names:
             yield (
@@ -245,9 +245,9 @@ def notes(pair: Pair, state: Mapping[Side, Mapping[str, SideWeight]], pairing: P
                 f"drops them keeps its own: {listed(names)}"
             )
     for side in SIDES:
-        taken = {match.tensor(side).source for match in pairing.matches}
-        taken |= {name for where, name, _ in pairing.dropped if where == side}
-        left = [name for name in state[side] if name not in taken]
+        settled_names = {match.tensor(side).source for match in pairing.matches}
+        settled_names |= {name for where, name, _ in pairing.dropped if where == side}
+        left = [name for name in state[side] if name not in settled_names]
         if left:
             label = pair.shown[side]
             yield f"state that is not carried, so that {label} keeps its own: {listed(left)}"

@@ -126,19 +126,19 @@ def _pair_without_parameters(
     """
     ours, theirs = _holdings(matches, "first", first), _holdings(matches, "second", second)
     for wide, by_kind in itertools.product((False, True), repeat=2):
-        taken = set(pairs.values())
+        paired = set(pairs.values())
         for parent, second_parent in list(pairs.items()):
             parents = _nested(parent, ours) if wide else {parent}
             second_parents = _nested(second_parent, theirs) if wide else {second_parent}
             mine = [one for one in _children(parents, first) if not ours[one.path] and one.path not in pairs]
-            its = [one for one in _children(second_parents, second) if not theirs[one.path] and one.path not in taken]
+            its = [one for one in _children(second_parents, second) if not theirs[one.path] and one.path not in paired]
             key = _kind if by_kind else (lambda module: _last(module.path))
             for label in dict.fromkeys(map(key, mine)):
                 some = [one.path for one in mine if key(one) == label]
                 others = [one.path for one in its if key(one) == label]
                 if label and len(some) == len(others):
                     pairs |= dict(zip(some, others, strict=True))
-                    taken |= set(others)
+                    paired |= set(others)
 
 
 def _nested(path: str, numbers_of: Mapping[str, frozenset[int]]) -> set[str]:
@@ -194,17 +194,17 @@ def differing(
         names: first path -> its name in messages, if not the path.
         settings: names of the settings.
     """
-    shown = {side: label.replace("flax", "Flax") for side, label in labels.items()}
+    spelled_labels = {side: label.replace("flax", "Flax") for side, label in labels.items()}
     messages = []
     for path, second_path in pairs.items():
         mine, its = first.get(path, {}), second.get(second_path, {})
         for name in settings:
             if name in mine and name in its and mine[name] != its[name]:
                 first_value, second_value = (
-                    _written(name, known[name], label)
-                    for known, label in ((mine, shown["first"]), (its, shown["second"]))
+                    _written(name, options[name], label)
+                    for options, label in ((mine, spelled_labels["first"]), (its, spelled_labels["second"]))
                 )
-                values = f"{first_value} in {shown['first']} and {second_value} in {shown['second']}"
+                values = f"{first_value} in {spelled_labels['first']} and {second_value} in {spelled_labels['second']}"
                 messages.append(f"{name} of {names.get(path, path)} is {values}")
     return messages
 

@@ -171,9 +171,11 @@ def _device(value: object, label: str) -> Device:
         case (torch, flax) if torch in DEVICES and flax in DEVICES:
             return torch, flax
         case _:
-            shown = ",".join(map(str, kinds))
+            listing = ",".join(map(str, kinds))
             devices = ", ".join(DEVICES)
-            raise ValueError(f"{label} ({shown}) must be one of {devices}, or two for torch and Flax, such as cpu,tpu")
+            raise ValueError(
+                f"{label} ({listing}) must be one of {devices}, or two for torch and Flax, such as cpu,tpu"
+            )
 
 
 def _folder(label: str, value: str | None, base: Path) -> Path | None:

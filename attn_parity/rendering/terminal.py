@@ -327,12 +327,12 @@ def _facts(report: Report) -> Iterator[str]:
 def table(report: Report) -> rich.table.Table:
     """Return one row per tensor, failures first, with all that was measured."""
     grid = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    both = f"{shown(report.first_label)} | {shown(report.second_label)}"
+    labels = f"{shown(report.first_label)} | {shown(report.second_label)}"
     grid.add_column("tensor", overflow="fold")
     grid.add_column("verdict", no_wrap=True)
     grid.add_column("float64 diff,\nrelative", justify="right", no_wrap=True)
     grid.add_column("error, % of\nwhat is allowed", justify="right", no_wrap=True)
-    grid.add_column(f"ulps off\n{both}", justify="right", no_wrap=True)
+    grid.add_column(f"ulps off\n{labels}", justify="right", no_wrap=True)
     allowed = [one for one in report.tensors if one.allowed]
     passed = [one for one in report.tensors if one.verdict == "equal" and not one.allowed]
     for tensor in (*report.failures, *allowed, *passed):

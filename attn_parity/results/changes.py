@@ -110,15 +110,15 @@ def changes(before: Data, now: Data) -> Changes:
     if not is_report(before):
         raise ValueError("the baseline is not the data of a report of compare, as to_json() gives it")
     old, new = _tensors(before), _tensors(now)
-    both = [name for name in new if name in old]
-    states = {name: (_state(old[name]), _state(new[name])) for name in both}
+    common = [name for name in new if name in old]
+    states = {name: (_state(old[name]), _state(new[name])) for name in common}
 
     def which(*moves: tuple[str, str]) -> tuple[str, ...]:
-        return tuple(name for name in both if states[name] in moves)
+        return tuple(name for name in common if states[name] in moves)
 
     moved = [
         (name, old_share, new_share)
-        for name in both
+        for name in common
         if (old_share := _used(old[name])) is not None and (new_share := _used(new[name])) is not None
     ]
     largest = max(moved, key=lambda old_share: abs(old_share[2] - old_share[1]), default=None)

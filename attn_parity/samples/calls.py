@@ -239,13 +239,13 @@ def named_leaves(
         ValueError: the call has no such argument.
     """
     homes: list[Collection[int | str]] = []
-    for path, shown in zip(arguments.paths, arguments.named(argument_names), strict=True):
+    for path, label in zip(arguments.paths, arguments.named(argument_names), strict=True):
         key = path[1:].partition("]")[0]
         if key.isdigit():
             position = int(key)
-            homes.append({shown, position, key, *argument_names[position : position + 1]})
+            homes.append({label, position, key, *argument_names[position : position + 1]})
         else:
-            homes.append({shown, key.strip("'\"")})
+            homes.append({label, key.strip("'\"")})
     positions = set()
     if not isinstance(names, Iterable) and not isinstance(names, int):
         raise TypeError(f"{what} must hold positions or names of arguments, got {type(names).__name__}")

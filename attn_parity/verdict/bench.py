@@ -117,14 +117,14 @@ class Bench:
         sample = self.runner.sample(planned)
         if sample is None:
             return
-        taken = self._run(sample)
+        result = self._run(sample)
         if self.pair.effort.large and sample.kind == "held":
-            self.held = {side: taken.low[side, self.modes[0]].outputs for side in SIDES}
+            self.held = {side: result.low[side, self.modes[0]].outputs for side in SIDES}
         for mode in self.modes:
-            self._measure(taken, mode)
-        self._note_copies(taken)
+            self._measure(result, mode)
+        self._note_copies(result)
         self.planned.append(planned)
-        self._explain(taken)
+        self._explain(result)
         self._remember(sample)
         self.count += 1
         if planned.seed >= 0 and "stress" not in planned.kind:
@@ -141,9 +141,9 @@ class Bench:
                     self.pair.lacks[side] = str(error)
         return Taken(sample, low, exact)
 
-    def _note_copies(self, taken: Taken) -> None:
+    def _note_copies(self, result: Taken) -> None:
         """Note where devices hold other copies of one result than others do."""
-        runs = [(side, run) for (side, _), run in taken.low.items()] + list(taken.exact.items())
+        runs = [(side, run) for (side, _), run in result.low.items()] + list(result.exact.items())
         for side, run in runs:
             if run.shares.parameters or any(any(cut.axes) for cut in run.shares.outputs):
                 self.mesh |= run.shares.sizes
@@ -171,12 +171,12 @@ class Bench:
         self.count += 1
         return True
 
-    def _measure(self, taken: Taken, mode: str) -> None:
-        pair, sample = self.pair, taken.sample
-        low = pair.aligned(taken.low["first", mode], taken.low["second", mode])
-        truths = {side: pair.named(side, run) for side, run in taken.exact.items()}
+    def _measure(self, result: Taken, mode: str) -> None:
+        pair, sample = self.pair, result.sample
+        low = pair.aligned(result.low["first", mode], result.low["second", mode])
+        truths = {side: pair.named(side, run) for side, run in result.exact.items()}
         scales: dict[str, float] = {}
-        for named in truths.values() or [pair.named("first", taken.low["first", mode])]:
+        for named in truths.values() or [pair.named("first", result.low["first", mode])]:
             for kind, array in named.values():
                 scales[kind] = max(scales.get(kind, 0.0), scale_of([array]))
         for name, tensor in low.items():
@@ -215,12 +215,12 @@ class Bench:
             self.exactly[name] = f"{differing} of {first.size} elements are not the same"
         self.exactly.setdefault(name, "")
 
-    def _explain(self, taken: Taken) -> None:
+    def _explain(self, result: Taken) -> None:
         """Ask other numbers what differs in meaning by more than it may, where both sides have float64."""
         last = {key: measures[-1] for key, measures in self.measures.items() if len(measures) == len(self.planned)}
-        if len(taken.exact) == len(SIDES) and beyond(last, self.dtype):
+        if len(result.exact) == len(SIDES) and beyond(last, self.dtype):
             kinds = {name: kind for name, (kind, _, _) in self.about.items()}
-            allowed, explained = self._probing.explain(taken.sample, taken.exact, last, kinds)
+            allowed, explained = self._probing.explain(result.sample, result.exact, last, kinds)
             for key, measured in allowed.items():
                 self.measures[key][-1] = measured
             self.explained.join(explained)
@@ -394,7 +394,7 @@ def _looked_again(bench: Bench, verdicts: list[TensorVerdict], seeds: int, first
 
 
 def _cleared(
-    doubted: Sequence[TensorVerdict], second: Mapping[str, TensorVerdict], shown: Mapping[Side, str]
+    doubted: Sequence[TensorVerdict], second: Mapping[str, TensorVerdict], labels: Mapping[Side, str]
 ) -> list[str]:
     """Return a note on each side whose loss exceeds that of the plain formula, but is explained by other roundings."""
     largest: dict[Side, tuple[float, str]] = {}
@@ -403,7 +403,7 @@ def _cleared(
             for side, used in zip(SIDES, (tensor.first_used, tensor.second_used), strict=True):
                 largest[side] = max(largest.get(side, (1.0, "")), (used or 0.0, tensor.name))
     return [
-        f"the {shown[side]} side loses up to {used:.1f} times its share of precision against the other one's "
+        f"the {labels[side]} side loses up to {used:.1f} times its share of precision against the other one's "
         f"arithmetic, most in {name}; other roundings, or softmax recomputed from its log-sum-exp as fused attention "
         "kernels do, explain it, and it is allowed"
         for side, (used, name) in largest.items()

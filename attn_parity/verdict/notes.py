@@ -90,14 +90,14 @@ def on_stress(
         )
 
 
-def on_reference(verdicts: Sequence[TensorVerdict], shown: Mapping[Side, str]) -> Iterator[str]:
+def on_reference(verdicts: Sequence[TensorVerdict], labels: Mapping[Side, str]) -> Iterator[str]:
     """Report a reference that loses much more precision than the side that is judged by it, which is not a fault."""
     used, name = max(((one.first_used or 0.0, one.name) for one in verdicts), default=(0.0, ""))
     if used > NOTED:
         yield (
-            f"the {shown['first']} side, which is the reference, loses up to {used:.1f} times its share of precision "
-            f"against the {shown['second']} side's arithmetic, most in {name}; that is no fault of the "
-            f"{shown['second']} side"
+            f"the {labels['first']} side, which is the reference, loses up to {used:.1f} times its share of precision "
+            f"against the {labels['second']} side's arithmetic, most in {name}; that is no fault of the "
+            f"{labels['second']} side"
         )
 
 
@@ -202,8 +202,8 @@ class Reached:
 def ranges(numbers: Array) -> str:
     """Write whole numbers in order: ``0, 9-11``; the first few where there are many."""
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-    shown = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:MAX_RANGES]]
-    return ", ".join([*shown, *["..."] * (len(runs) > MAX_RANGES)])
+    texts = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:MAX_RANGES]]
+    return ", ".join([*texts, *["..."] * (len(runs) > MAX_RANGES)])
 
 
 MAX_PROBES = 200

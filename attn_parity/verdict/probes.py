@@ -130,8 +130,8 @@ def moved_by(plain: Array, other: Array) -> Moved:
         with np.errstate(invalid="ignore"):
             error = np.abs(chunk(flat_other, start) - chunk(flat_plain, start))
         if not math.isfinite(top := float(error.max())):
-            both = np.isfinite(chunk(flat_plain, start)) & np.isfinite(chunk(flat_other, start))
-            error = np.where(both, error, 0.0)
+            finite = np.isfinite(chunk(flat_plain, start)) & np.isfinite(chunk(flat_other, start))
+            error = np.where(finite, error, 0.0)
             top = float(error.max())
         square += float(error @ error)
         largest = max(largest, top)

@@ -57,9 +57,9 @@ def one_sided(got: Array, trusted: Array, oracle: Array) -> float:
     _, values, counts = np.unique(oracle, return_inverse=True, return_counts=True)
     rest = tuple(range(oracle.ndim - 1))
 
-    def share(both: tuple[Array, Array]) -> float:
-        means = (np.bincount(values.reshape(-1), each.reshape(-1)) / counts for each in both)
-        lines = [tuple(each.sum(axis=axes) for each in both) for axes in (-1, rest) if oracle.ndim > 1]
+    def share(arrays: tuple[Array, Array]) -> float:
+        means = (np.bincount(values.reshape(-1), each.reshape(-1)) / counts for each in arrays)
+        lines = [tuple(each.sum(axis=axes) for each in arrays) for axes in (-1, rest) if oracle.ndim > 1]
         return min(_share(*sums) for sums in (tuple(means), *lines))
 
     middle = _middle(oracle, got.dtype.name)

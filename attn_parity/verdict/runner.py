@@ -306,8 +306,10 @@ def _apart(first: Sequence[Array], second: Sequence[Array], limit: float) -> str
         if first_output.shape != second_output.shape:
             return f"it returned shapes {first_output.shape} and {second_output.shape}"
         first_output, second_output = first_output.astype(np.float64), second_output.astype(np.float64)
-        both = np.isfinite(first_output) & np.isfinite(second_output)
-        apart = float(np.abs(np.where(both, first_output, 0.0) - np.where(both, second_output, 0.0)).max(initial=0.0))
+        finite = np.isfinite(first_output) & np.isfinite(second_output)
+        apart = float(
+            np.abs(np.where(finite, first_output, 0.0) - np.where(finite, second_output, 0.0)).max(initial=0.0)
+        )
         if apart > limit * (scale_of([first_output]) or 1.0):
             return f"the same input gave results that differ by {apart:.3g}; switch its randomness off"
     return ""

@@ -219,11 +219,11 @@ class _Answers:
 
     def file(self, group: Group) -> Path:
         path = self.folder / "answer.npz"
-        both = dataclasses.replace(group, direction="forward+backward")
-        if self.kept != group and (self.kept is None or self.kept != both):
+        with_gradients = dataclasses.replace(group, direction="forward+backward")
+        if self.kept != group and (self.kept is None or self.kept != with_gradients):
             np.savez(path, **oracle.answer(group))
             self.kept = group
-        if not group.backward and self.kept == both:
+        if not group.backward and self.kept == with_gradients:
             output = self.folder / "output.npz"
             with np.load(path) as file:
                 np.savez(output, output=file["output"])

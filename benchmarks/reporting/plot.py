@@ -77,9 +77,9 @@ def _panels(report: Report, subject: str, direction: str, dtype: str) -> tuple[s
         name = contender if contender.split(".")[0] in ("jax", "flax", "torch", "SDPA") else f"{framework} {contender}"
         best = _fastest_per_length(row for row in rows if (row.framework, row.contender) == (framework, contender))
         spent = [(tokens, (row.median or 0) * 1e3 / row.group.cell.batch) for tokens, row in best]
-        taken = [(tokens, row.memory_bytes / 2**20 / row.group.cell.batch) for tokens, row in best if row.memory_bytes]
+        points = [(tokens, row.memory_bytes / 2**20 / row.group.cell.batch) for tokens, row in best if row.memory_bytes]
         times += [(name, spent)] if spent else []
-        memories += [(name, taken)] if taken else []
+        memories += [(name, points)] if points else []
     return f"{subject}, {direction}, {dtype}", times, memories
 
 

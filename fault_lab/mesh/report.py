@@ -78,8 +78,8 @@ class MeshMutationReport:
     def unseen(self) -> list[str]:
         """Faults that did not show wherever they were planted, so that nothing was learnt about them."""
         planted = dict.fromkeys(one.trial.fault for one in self.results if one.trial.fault)
-        shown = {one.trial.fault for one in self.visible}
-        return [name for name in planted if name not in shown]
+        visible_faults = {one.trial.fault for one in self.visible}
+        return [name for name in planted if name not in visible_faults]
 
     @property
     def passed(self) -> bool:

@@ -149,6 +149,6 @@ class MixtureOfExperts(nnx.Module):
         assert groups is not None, "asked for where there are groups"
         grouped = rearrange(preferred, "n (g e) -> n g e", g=groups.number)
         best = jax.lax.top_k(grouped, 2 if groups.score == "top2" else 1)[0].sum(-1)
-        taken = jax.lax.top_k(best, groups.chosen)[1]
-        is_taken = (taken[:, :, None] == jnp.arange(groups.number)).any(1)
-        return rearrange(jnp.where(is_taken[:, :, None], grouped, -jnp.inf), "n g e -> n (g e)")
+        chosen = jax.lax.top_k(best, groups.chosen)[1]
+        is_chosen = (chosen[:, :, None] == jnp.arange(groups.number)).any(1)
+        return rearrange(jnp.where(is_chosen[:, :, None], grouped, -jnp.inf), "n g e -> n (g e)")

@@ -152,6 +152,6 @@ class MixtureOfExperts(Layer):
         assert groups is not None, "asked for where there are groups"
         grouped = rearrange(preferred, "n (g e) -> n g e", g=groups.number)
         best = grouped.topk(2 if groups.score == "top2" else 1, -1).values.sum(-1)
-        taken = best.topk(groups.chosen, -1).indices
-        is_taken = (taken[:, :, None] == torch.arange(groups.number, device=taken.device)).any(1)
-        return rearrange(torch.where(is_taken[:, :, None], grouped, -torch.inf), "n g e -> n (g e)")
+        chosen = best.topk(groups.chosen, -1).indices
+        is_chosen = (chosen[:, :, None] == torch.arange(groups.number, device=chosen.device)).any(1)
+        return rearrange(torch.where(is_chosen[:, :, None], grouped, -torch.inf), "n g e -> n (g e)")

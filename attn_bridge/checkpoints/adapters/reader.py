@@ -375,11 +375,11 @@ def check_base(reader: Reader, *, takes_any_names: bool) -> None:
     Raises:
         CheckpointError: tensors are an adapter's.
     """
-    shown = printable(str(reader.path), 400)
+    adapter_path = printable(str(reader.path), 400)
     folder = shell_word(str(reader.path if reader.path.is_dir() else reader.path.parent))
     if without_adapter(reader) is not reader:
         raise CheckpointError(
-            f"{shown} holds a model and an adapter of peft for it: --adapter {folder} merges it, and --drop "
+            f"{adapter_path} holds a model and an adapter of peft for it: --adapter {folder} merges it, and --drop "
             f"{shell_word(FRONT + '*')} leaves it out"
         )
     if takes_any_names:
@@ -392,7 +392,7 @@ def check_base(reader: Reader, *, takes_any_names: bool) -> None:
         model = parse_json(config, above / CONFIG, "config").get("base_model_name_or_path")
         base = f" ({printable(model, 80)})" if isinstance(model, str) and model else ""
         raise CheckpointError(
-            f"{shown} is an adapter of peft, without its base{base}; convert the base with --adapter {folder}"
+            f"{adapter_path} is an adapter of peft, without its base{base}; convert the base with --adapter {folder}"
         )
     for name in reader.tensors:
         check_of_peft(reader.path, name)
@@ -400,10 +400,10 @@ def check_base(reader: Reader, *, takes_any_names: bool) -> None:
         return
     if any(".base_layer." in name for name in reader.tensors):
         raise CheckpointError(
-            f"{shown} has a model and an adapter of peft that is not merged, without its alpha; save what "
+            f"{adapter_path} has a model and an adapter of peft that is not merged, without its alpha; save what "
             "merge_and_unload() of peft returns, and convert that"
         )
     if all(name.startswith(FRONT) for name in reader.tensors):
         raise CheckpointError(
-            f"{shown} is an adapter of peft, without its base; convert the base with --adapter {folder}"
+            f"{adapter_path} is an adapter of peft, without its base; convert the base with --adapter {folder}"
         )

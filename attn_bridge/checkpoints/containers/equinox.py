@@ -46,17 +46,17 @@ class EquinoxReader(FileReader):
 
     def _place(self, name: str, start: int) -> int:
         """Note an array, and return where the next one begins."""
-        shown, left = f"leaf {name}", self._file.size - start
+        label, left = f"leaf {name}", self._file.size - start
         if len(self.tensors) == MAX_TENSORS:
             raise bad(self.path, f"has more than {MAX_TENSORS} leaves")
 
         def read(begin: int, count: int) -> bytes | memoryview:
             return self._file.read(start + begin, count)
 
-        shape, fortran, dtype, begin = read_header(self.path, shown, read, min(left, MAX_HEADER))
-        info = TensorInfo(name, name_of(self.path, shown, dtype), shape)
+        shape, fortran, dtype, begin = read_header(self.path, label, read, min(left, MAX_HEADER))
+        info = TensorInfo(name, name_of(self.path, label, dtype), shape)
         if begin + info.nbytes > left:
-            raise bad(self.path, f"{shown} claims {info.nbytes} bytes; the file has {left - begin}")
+            raise bad(self.path, f"{label} claims {info.nbytes} bytes; the file has {left - begin}")
         self.tensors[name], self._starts[name] = info, start + begin
         self._turned[name] = fortran and len(shape) > 1, dtype.byteorder == ">"
         return start + begin + info.nbytes

@@ -191,8 +191,8 @@ class _Descriptor:
             self.number = os.open(path, READING) if folder is None else open_below(folder, path)
             self.status = os.fstat(self.number)
         except LinkError as error:
-            shown = path.relative_to(folder or path.parent).as_posix()
-            raise bad(folder, f"the file {printable(shown)} {error}") from None
+            relative = path.relative_to(folder or path.parent).as_posix()
+            raise bad(folder, f"the file {printable(relative)} {error}") from None
         except FileNotFoundError:
             raise bad(path, "does not exist") from None
         except (OSError, ValueError) as error:

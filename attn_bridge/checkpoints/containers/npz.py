@@ -55,13 +55,13 @@ def _literal(text: str) -> Any:
 
 
 def read_header(
-    path: Path, shown: str, read: Callable[[int, int], bytes | memoryview], size: int
+    path: Path, label: str, read: Callable[[int, int], bytes | memoryview], size: int
 ) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     """Return an array's shape, whether it is in Fortran order, its dtype, and the offset of its elements.
 
     Args:
         path: of the file, for errors.
-        shown: name of the array, for errors.
+        label: name of the array, for errors.
         read: returns bytes of the output of `numpy.save`, by position and count.
         size: bytes available.
 
@@ -71,33 +71,33 @@ def read_header(
     start = bytes(read(0, min(USUAL, size)))
     version = tuple(start[6:8])
     if start[:6] != MAGIC or version not in ((1, 0), (2, 0)) or len(start) < 12:
-        raise bad(path, f"{shown} is no array of NumPy's format 1.0 or 2.0")
+        raise bad(path, f"{label} is no array of NumPy's format 1.0 or 2.0")
     wide = version == (2, 0)
     (length,) = struct.unpack_from("<I" if wide else "<H", start, 8)
     begin = (12 if wide else 10) + length
     if length > MAX_TEXT or begin > size:
-        raise bad(path, f"the header of {shown} claims {length} bytes")
+        raise bad(path, f"the header of {label} claims {length} bytes")
     whole = start if begin <= len(start) else bytes(read(0, begin))
     try:
         fields = _literal(whole[12 if wide else 10 : begin].decode("latin-1").strip())
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         why = str(error).partition(": <ast.")[0]  # without the address of a node
-        raise bad(path, f"the header of {shown} is damaged: {printable(why)}") from None
+        raise bad(path, f"the header of {label} is damaged: {printable(why)}") from None
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
-        raise bad(path, f"the header of {shown} is not descr, fortran_order and shape")
+        raise bad(path, f"the header of {label} is not descr, fortran_order and shape")
     if not isinstance(fields["descr"], str) or not isinstance(fields["fortran_order"], bool):
-        raise bad(path, f"{shown} is an array of records, or its order is not said")
+        raise bad(path, f"{label} is an array of records, or its order is not said")
     # Before `numpy.dtype` sees it, which takes far more than dtypes of one array: lists of fields, names of types.
     if not re.fullmatch(r"[<>|=]?[a-zA-Z?][0-9]*(\[[0-9a-z]+\])?", fields["descr"]):
-        raise bad(path, f"{shown} is an array of {printable(fields['descr'], 40)}, which is no dtype of a tensor")
+        raise bad(path, f"{label} is an array of {printable(fields['descr'], 40)}, which is no dtype of a tensor")
     try:
         dtype = np.dtype(fields["descr"])
     except (TypeError, ValueError, SyntaxError) as error:
-        raise bad(path, f"the header of {shown} is damaged: {printable(error)}") from None
-    return check_shape(path, shown, fields["shape"]), fields["fortran_order"], dtype, begin
+        raise bad(path, f"the header of {label} is damaged: {printable(error)}") from None
+    return check_shape(path, label, fields["shape"]), fields["fortran_order"], dtype, begin
 
 
-def name_of(path: Path, shown: str, dtype: np.dtype) -> str:
+def name_of(path: Path, label: str, dtype: np.dtype) -> str:
     """Return the name of a dtype that NumPy saved.
 
     Raises:
@@ -106,7 +106,7 @@ def name_of(path: Path, shown: str, dtype: np.dtype) -> str:
     dtype_name = "bfloat16" if dtype.str == "|V2" else dtype.name  # what NumPy saves of JAX's bfloat16
     if dtype.hasobject or dtype.names or dtype.subdtype or dtype_name not in DTYPES:
         kind = "objects" if dtype.hasobject else f"{printable(dtype.str, 40)}, which is no dtype of a tensor"
-        raise bad(path, f"{shown} is an array of {kind}")
+        raise bad(path, f"{label} is an array of {kind}")
     return dtype_name
 
 
@@ -158,21 +158,21 @@ class NpzReader(FileReader):
 
     def _place(self, name: str, member: Member, dtypes: Mapping[str, object]) -> None:
         """Read the header of an array and check it against its member."""
-        shown = printable(check_name(self.path, name))
-        shape, fortran, dtype, begin = read_header(self.path, shown, member.read, member.size)
+        label = printable(check_name(self.path, name))
+        shape, fortran, dtype, begin = read_header(self.path, label, member.read, member.size)
         if name in dtypes:
             dtype_name = check_dtype(self.path, name, dtypes[name])
             if dtype.kind != "V" or dtype.itemsize != numpy_dtype(dtype_name).itemsize:
-                raise bad(self.path, f"{shown} is {printable(dtype)}, which can't be {dtype_name}")
+                raise bad(self.path, f"{label} is {printable(dtype)}, which can't be {dtype_name}")
         elif dtype.kind in PLAIN_KINDS:
             kind = f"{printable(dtype.str, 40)}, which is no dtype of a tensor"
             self._unread[name] = f"it is an array of {OBJECTS if dtype.hasobject else kind}"
             return
         else:
-            dtype_name = name_of(self.path, shown, dtype)
+            dtype_name = name_of(self.path, label, dtype)
         info = TensorInfo(name, dtype_name, check_shape(self.path, name, shape))
         if begin + info.nbytes != member.size:
-            raise bad(self.path, f"{shown} claims {info.nbytes} bytes; its member has {member.size - begin}")
+            raise bad(self.path, f"{label} claims {info.nbytes} bytes; its member has {member.size - begin}")
         self.tensors[name] = info
         swapped = dtype.byteorder == ">"
         self._places[name] = member, begin, fortran and math.prod(shape) > 1 and len(shape) > 1, swapped

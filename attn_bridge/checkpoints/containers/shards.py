@@ -46,8 +46,8 @@ class ShardedReader(Reader):
     ):
         self.path = folder
         if left_out:
-            shown = listed([printable(name) for name in left_out], SHOWN)
-            self.notes = (f"left out, as the folder's other files are the same model: {shown}",)
+            listing = listed([printable(name) for name in left_out], SHOWN)
+            self.notes = (f"left out, as the folder's other files are the same model: {listing}",)
         self._index = index
         weight_map: dict[str, Any] | None = None
         own: dict[str, Any] = {}

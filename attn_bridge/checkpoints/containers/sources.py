@@ -201,9 +201,9 @@ def chosen_again(path: Path, chosen: Mapping[str, object]) -> tuple[int | None, 
     if (type(step) is not int and not isinstance(item, str)) or not path.is_dir():
         return None, None
     steps = _steps(path)
-    taken = step if type(step) is int and step in steps else None
-    folder = path if taken is None else path / _only(path, taken, steps)
-    return taken, item if isinstance(item, str) and item in _items(folder) else None
+    chosen_step = step if type(step) is int and step in steps else None
+    folder = path if chosen_step is None else path / _only(path, chosen_step, steps)
+    return chosen_step, item if isinstance(item, str) and item in _items(folder) else None
 
 
 def _snapshot(path: Path) -> Path:

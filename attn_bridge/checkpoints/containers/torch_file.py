@@ -106,13 +106,13 @@ class Stored:
     """
 
     def __init__(self, path: Path, name: str, strided: Strided, members: Mapping[str, Member], prefix: str):
-        shown = printable(name)
+        label = printable(name)
         member = members.get(f"{prefix}data/{strided.storage.key}")
         if member is None:
-            raise bad(path, f"the storage {printable(strided.storage.key)} of {shown} is missing")
+            raise bad(path, f"the storage {printable(strided.storage.key)} of {label} is missing")
         size = numpy_dtype(strided.storage.dtype or "uint8").itemsize * strided.storage.count
         if size != member.size:
-            raise bad(path, f"the storage of {shown} is said to have {size} bytes; it has {member.size}")
+            raise bad(path, f"the storage of {label} is said to have {size} bytes; it has {member.size}")
         shape = check_shape(path, name, strided.shape)
         if (
             not isinstance(strided.strides, tuple)
@@ -121,14 +121,14 @@ class Stored:
             or type(strided.offset) is not int
             or strided.offset < 0
         ):
-            raise bad(path, f"{shown} has strides or an offset that are no natural numbers")
+            raise bad(path, f"{label} has strides or an offset that are no natural numbers")
         itemsize = numpy_dtype(strided.dtype).itemsize
         count = TensorInfo(name, "uint8", shape).nbytes
         if count and (strided.offset + extent(shape, strided.strides)) * itemsize > member.size:
-            raise bad(path, f"{shown} of shape {printable(list(shape))} is larger than its storage")
+            raise bad(path, f"{label} of shape {printable(list(shape))} is larger than its storage")
         # Strides of 0 would let a small file stand for tensors of any size, which fill memory or the target.
         if count > member.size // itemsize:
-            raise bad(path, f"{shown} of shape {printable(list(shape))} repeats a storage of "
+            raise bad(path, f"{label} of shape {printable(list(shape))} repeats a storage of "
                       f"{member.size // itemsize} elements (torch.Tensor.expand): save it .contiguous()")  # fmt: skip
         self.info = TensorInfo(name, strided.dtype, shape)
         self._member, self._strides = member, strided.strides

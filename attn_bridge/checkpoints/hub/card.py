@@ -170,8 +170,10 @@ def _table(report: Mapping[str, object]) -> list[str]:
         return _rows(("variant", "verdict", "comparisons"), sorted(verdict_rows, key=lambda row: row[1] == "equal"))
     if isinstance(tensors, list):
         kept = sorted(_maps(tensors), key=lambda tensor: tensor.get("verdict") == "equal")
-        shown = [(_code(one.get("name")), _plain(one.get("verdict")), _number(one.get("relative"))) for one in kept]
-        return _rows(("tensor", "verdict", "relative difference in float64"), shown)
+        table_rows = [
+            (_code(one.get("name")), _plain(one.get("verdict")), _number(one.get("relative"))) for one in kept
+        ]
+        return _rows(("tensor", "verdict", "relative difference in float64"), table_rows)
     return []
 
 

@@ -165,22 +165,22 @@ def _places(
     return tuple(sets), tuple(set_indices)
 
 
-def compare(one: Digests, other: Any, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
+def compare(own: Digests, other: Any, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Compare digests with a checkpoint, a manifest, other digests or a module; return name -> difference.
 
     A checkpoint is read under the names and in the dtype of the digests.
     """
     if isinstance(other, Digests):
-        return one.compare(other)
+        return own.compare(other)
     path = remote.to_path(other) if isinstance(other, (str, os.PathLike, remote.RemotePath)) else None
     is_known = path is not None and (path.name.endswith(manifest.IN_FOLDER) or results.read(path) is not None)
     if is_known:
-        return one.compare(digests(other))
-    other_digests = digests(other, layout=one.layout or None, dtype=one.dtype or None, settings=settings)
-    return one.compare(other_digests if one.layout else dataclasses.replace(other_digests, layout=""))
+        return own.compare(digests(other))
+    other_digests = digests(other, layout=own.layout or None, dtype=own.dtype or None, settings=settings)
+    return own.compare(other_digests if own.layout else dataclasses.replace(other_digests, layout=""))
 
 
-def verify(one: Digests, other: object, settings: Mapping[str, object] | None = None) -> Verification:
+def verify(own: Digests, other: object, settings: Mapping[str, object] | None = None) -> Verification:
     """Compare digests with another source, see `compare`, and return the result as a `Verification`."""
-    problems = compare(one, other, settings)
-    return Verification(not problems, len(one.tensors), problems, by_digest=True, by_source=False)
+    problems = compare(own, other, settings)
+    return Verification(not problems, len(own.tensors), problems, by_digest=True, by_source=False)

@@ -95,9 +95,9 @@ def _arguments(run: str) -> str:
     end = 0
     for hit in _OPTION.finditer(run):
         option, word = hit[1], hit[2] or ""
-        taken = values.setdefault(option, [])
+        words = values.setdefault(option, [])
         if _is_value(option, word):
-            taken.append(shlex.split(word)[0])
+            words.append(shlex.split(word)[0])
             end = hit.end()
         else:  # the option alone, in a sentence
             end = hit.end(1)

@@ -358,10 +358,10 @@ def _in_files(
 
 def _safetensors_names(files: Iterable[str]) -> dict[str, str]:
     """Return name of a source's file -> that of the file of safetensors which takes its tensors."""
-    known = sorted({file for file in files if file})
-    if len(known) > 1 and not all(file.endswith(".safetensors") for file in known):
-        return {file: f"model-{number:05d}-of-{len(known):05d}.safetensors" for number, file in enumerate(known, 1)}
-    return {file: file if file.endswith(".safetensors") else WHOLE for file in known}
+    names = sorted({file for file in files if file})
+    if len(names) > 1 and not all(file.endswith(".safetensors") for file in names):
+        return {file: f"model-{number:05d}-of-{len(names):05d}.safetensors" for number, file in enumerate(names, 1)}
+    return {file: file if file.endswith(".safetensors") else WHOLE for file in names}
 
 
 def _in_container(
@@ -392,9 +392,9 @@ def _words(moves: Sequence[Move], own: str, target_dtype: str) -> str:
 def _kept_notes(targets: Sequence[TargetTensor]) -> list[str]:
     """Return notes on tensors with scaled numbers, and on those restored from the numbers kept before scaling."""
     rounded: list[str] = []
-    taken: list[str] = []
+    restored: list[str] = []
     for target in targets:
         if target.is_changed:
             is_kept = all(move.original is not None for move in target.moves if move.steps)
-            (taken if is_kept else rounded).append(target.info.name)
-    return plans.notes_on_numbers(rounded, taken)
+            (restored if is_kept else rounded).append(target.info.name)
+    return plans.notes_on_numbers(rounded, restored)

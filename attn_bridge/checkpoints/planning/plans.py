@@ -187,13 +187,13 @@ def check_nothing_lost(
     reader: Reader, decoded: layouts.DecodedTensors, targets: Sequence[TargetTensor], tied: Sequence[str]
 ) -> None:
     """Refuse a plan that leaves out elements of a source tensor, independently of the rows."""
-    taken = collections.Counter(decoded.placements[name].theirs for name in tied)
+    tied_counts = collections.Counter(decoded.placements[name].theirs for name in tied)
     moved = collections.Counter[str]()
     for target in targets:
         for move in target.moves:
             moved[move.source] += move.size
     for name, info in reader.tensors.items():
-        if name not in decoded.dropped and not taken[name] and moved[name] < math.prod(info.shape):
+        if name not in decoded.dropped and not tied_counts[name] and moved[name] < math.prod(info.shape):
             raise CheckpointError(f"{printable(name)} {info.shape} would lose elements")
 
 
@@ -316,12 +316,12 @@ def carried_numbers(manifest: Manifest | None, kinds: Mapping[str, str]) -> tupl
     return tuple(name for name, kind, _, part in split if name.startswith(PREFIX) and kinds.get(part) != kind)
 
 
-def notes_on_numbers(rounded: Sequence[str], taken: Sequence[str]) -> list[str]:
+def notes_on_numbers(rounded: Sequence[str], restored: Sequence[str]) -> list[str]:
     """Return notes on the target's tensors with scaled numbers, if any.
 
     Args:
-        rounded: their names, except those of `taken`.
-        taken: names of tensors restored from numbers kept aside.
+        rounded: their names, except those of `restored`.
+        restored: names of tensors restored from numbers kept aside.
     """
     notes = []
     if rounded:
@@ -329,9 +329,9 @@ def notes_on_numbers(rounded: Sequence[str], taken: Sequence[str]) -> list[str]:
             f"{_first_of(rounded, 'hold')} numbers that are scaled or shifted, and so rounded; those of the source are "
             "kept aside, and the way back takes them"
         )
-    if taken:
+    if restored:
         notes.append(
-            f"{_first_of(taken, 'take')} the numbers that were kept aside, but for those that have changed since, "
+            f"{_first_of(restored, 'take')} the numbers that were kept aside, but for those that have changed since, "
             "which are computed and rounded"
         )
     return notes

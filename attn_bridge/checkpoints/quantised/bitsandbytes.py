@@ -74,10 +74,10 @@ class FourBitTensor(QuantisedTensor):
     def _run(self, source: Source, start: int, stop: int) -> tuple[Array, Array]:
         first = start // 2
         codes = source.elements(self.numbers, first, -(-stop // 2))
-        both = np.stack([codes >> 4, codes & 15], axis=-1).reshape(-1)[start - 2 * first : stop - 2 * first]
+        nibbles = np.stack([codes >> 4, codes & 15], axis=-1).reshape(-1)[start - 2 * first : stop - 2 * first]
         block = np.arange(start, stop) // self.count
         scales = self._scales(source, int(block[0]), int(block[-1]) + 1)
-        return source.whole(self.table).astype(np.float64)[both], scales.astype(np.float64)[block - block[0]]
+        return source.whole(self.table).astype(np.float64)[nibbles], scales.astype(np.float64)[block - block[0]]
 
     def _scales(self, source: Source, start: int, stop: int) -> Array:
         """Return scales in float32, rounded as bitsandbytes rounds them: after the product, and after the sum."""
@@ -203,8 +203,8 @@ def _state(reader: Reader, name: str, stem: str) -> dict[str, Any]:
         or not isinstance(offset, int | float)
         or not math.isfinite(offset)
     ):
-        shown = printable(json.dumps(document), 80)
-        raise bad(reader.path, f"{printable(name)} must give shape and blocksize of {printable(stem)}, got {shown}")
+        excerpt = printable(json.dumps(document), 80)
+        raise bad(reader.path, f"{printable(name)} must give shape and blocksize of {printable(stem)}, got {excerpt}")
     described: dict[str, Any] = document
     return described
 

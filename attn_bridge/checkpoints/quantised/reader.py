@@ -65,8 +65,8 @@ class DequantisedNumbers:
 
         It is indexed by ``scale * 256 + byte``.
         """
-        both = np.stack([E2M1[BYTES & 15], E2M1[BYTES >> 4]], axis=-1)
-        made = self.of(*np.broadcast_arrays(both[None], E8M0[:, None, None]))
+        pairs = np.stack([E2M1[BYTES & 15], E2M1[BYTES >> 4]], axis=-1)
+        made = self.of(*np.broadcast_arrays(pairs[None], E8M0[:, None, None]))
         return np.ascontiguousarray(made).reshape(-1).view(_PAIRS[self.result.itemsize])
 
 

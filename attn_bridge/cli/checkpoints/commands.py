@@ -349,9 +349,9 @@ def verify(
     check_report(json_file, *paths)
     memory = None if max_memory is None else parse_size(max_memory)
     source = paths[0] if len(paths) == 2 else None
-    taken = None if source is None else live.read(source)
+    live_digests = None if source is None else live.read(source)
     named_settings = parse_settings(settings or [])
-    if taken is not None:
+    if live_digests is not None:
         options = {
             "--from": from_layout,
             "--to": to_layout,
@@ -369,8 +369,8 @@ def verify(
                 raise ValueError(f"{option} ({value}) says how a source was converted; {source} holds digests")
     with _bytes_bar() as advance:
         verification = (
-            live.verify(taken, paths[-1], named_settings)
-            if taken is not None
+            live.verify(live_digests, paths[-1], named_settings)
+            if live_digests is not None
             else checkpoints.verify(
                 source,
                 paths[-1],
@@ -433,12 +433,12 @@ def _bytes_bar() -> Iterator[Callable[[int, int, str], None] | None]:
     ):
         task = bar.add_task("reading headers")
 
-        shown = -1.0
+        last_update = -1.0
 
         def advance(done: int, total: int, name: str) -> None:
-            nonlocal shown
-            is_due = time.monotonic() - shown > REDRAW
-            shown = time.monotonic() if is_due else shown
+            nonlocal last_update
+            is_due = time.monotonic() - last_update > REDRAW
+            last_update = time.monotonic() if is_due else last_update
             bar.update(task, description=name[:40], completed=done, total=total, refresh=is_due)
 
         yield advance

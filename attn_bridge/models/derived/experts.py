@@ -35,9 +35,9 @@ def is_sparse(config: ConfigFile, layer: int, values: Values) -> bool:
     kinds = values.get("types")
     if kinds is not None:
         if not isinstance(kinds, list | tuple) or len(kinds) <= layer or kinds[layer] not in KINDS:
-            shown = printable(repr(kinds), 60)
+            excerpt = printable(repr(kinds), 60)
             raise ValueError(
-                f"kinds of feed-forward layers ({shown}) of {config.model_type} must be a list with 'dense' or "
+                f"kinds of feed-forward layers ({excerpt}) of {config.model_type} must be a list with 'dense' or "
                 f"'sparse' for layer {layer}"
             )
         return bool(kinds[layer] == KINDS[True])

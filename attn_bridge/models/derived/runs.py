@@ -60,8 +60,8 @@ def read_number(config: ConfigFile, key: str, layer: int, usual: int) -> int:
         return usual
     layers = config.integer("num_hidden_layers")
     if not isinstance(counts, list | tuple) or len(counts) != layers or any(type(one) is not int for one in counts):
-        shown = printable(repr(counts), 60)
-        raise ValueError(f"{key} ({shown}) of {config.model_type} must be a list of {layers} integers")
+        excerpt = printable(repr(counts), 60)
+        raise ValueError(f"{key} ({excerpt}) of {config.model_type} must be a list of {layers} integers")
     if counts[layer] < 1:
         raise ValueError(f"{key}[{layer}] ({counts[layer]}) of {config.model_type} must be at least 1")
     return int(counts[layer])

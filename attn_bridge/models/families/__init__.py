@@ -256,11 +256,11 @@ def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout, s
             closest, fewest = f"{name} has another {', '.join(kinds[:SHOWN])}{more}", len(kinds)
     if source:
         raise FamilyError(_why_another(config, layout, source, {name: write for name, _, write in candidates}, names))
-    shown = "decoder" if isinstance(config, DecoderConfig) else "encoder and decoder"
+    kind = "decoder" if isinstance(config, DecoderConfig) else "encoder and decoder"
     if not closest:
-        raise ValueError(f"{layout.name} is for no {shown} of ours, so that no config.json can be written")
+        raise ValueError(f"{layout.name} is for no {kind} of ours, so that no config.json can be written")
     tried = ", ".join(name for name, _, _ in candidates)
-    raise ValueError(f"no config.json of {layout.name} ({tried}) says all of this {shown}; {closest}")
+    raise ValueError(f"no config.json of {layout.name} ({tried}) says all of this {kind}; {closest}")
 
 
 def _why_another(

@@ -95,8 +95,8 @@ def _is_dense(config: ConfigFile, layer: int) -> bool:
     if kinds is None:
         return layer < config.integer("first_k_dense_replace", 0)
     if not isinstance(kinds, list) or len(kinds) <= layer or kinds[layer] not in ("dense", "sparse"):
-        shown = printable(repr(kinds))
-        raise ValueError(f"mlp_layer_types ({shown}) must be a list with 'dense' or 'sparse' for layer {layer}")
+        excerpt = printable(repr(kinds))
+        raise ValueError(f"mlp_layer_types ({excerpt}) must be a list with 'dense' or 'sparse' for layer {layer}")
     return bool(kinds[layer] == "dense")
 
 

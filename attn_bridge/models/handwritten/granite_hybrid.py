@@ -169,9 +169,9 @@ FAMILIES = (
 
 def _gated(theirs: str, ours: str, branch: str = "") -> list[Row]:
     """Return rows of gated feed-forward layers with gates above ups in one tensor."""
-    both = tuple(f"{OURS}{ours}.{fc}.weight" for fc in ("fc1", "fc2"))
+    gates_and_ups = tuple(f"{OURS}{ours}.{fc}.weight" for fc in ("fc1", "fc2"))
     return [
-        Row(f"{LAYER}{theirs}.input_linear.weight", both, "o i -> (part o) i", part="part", branch=branch),
+        Row(f"{LAYER}{theirs}.input_linear.weight", gates_and_ups, "o i -> (part o) i", part="part", branch=branch),
         Row(f"{LAYER}{theirs}.output_linear.weight", (f"{OURS}{ours}.fc3.weight",), branch=branch),
     ]
 
@@ -179,10 +179,10 @@ def _gated(theirs: str, ours: str, branch: str = "") -> list[Row]:
 def _experts() -> list[Row]:
     """Return rows of experts and router: as files have them, or as `transformers` 5 has them in memory."""
     expert, router = f"{OURS}ff.experts.{{j}}.", (f"{OURS}ff.router.weight",)
-    both = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
+    gates_and_ups = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
     apart = f"{LAYER}block_sparse_moe."
     return [
-        Row(f"{apart}input_linear.weight", both, "o i -> e (part o) i", part="part", stack="e", branch=APART),
+        Row(f"{apart}input_linear.weight", gates_and_ups, "o i -> e (part o) i", part="part", stack="e", branch=APART),
         Row(f"{apart}output_linear.weight", (f"{expert}fc3.weight",), "o i -> e o i", stack="e", branch=APART),
         Row(f"{apart}router.layer.weight", router, branch=APART),
         *fused_experts("block_sparse_moe"),

@@ -152,11 +152,18 @@ FAMILIES = (
 def _experts() -> list[Row]:
     """Return rows of router, shared layers, and the two tensors that hold all experts of a layer."""
     theirs, expert = f"{LAYER}{_FEED_FORWARD}.", f"{OURS}ff.experts.{{j}}."
-    both = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
+    gates_and_ups = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
     down = (f"{expert}fc3.weight",)
     return [
         Row(f"{theirs}router.weight", (f"{OURS}ff.router.weight",), branch=_EXPERTS),
-        Row(f"{theirs}experts.gate_up_proj", both, "o i -> e i (part o)", part="part", stack="e", branch=_EXPERTS),
+        Row(
+            f"{theirs}experts.gate_up_proj",
+            gates_and_ups,
+            "o i -> e i (part o)",
+            part="part",
+            stack="e",
+            branch=_EXPERTS,
+        ),
         Row(f"{theirs}experts.down_proj", down, "o i -> e i o", stack="e", branch=_EXPERTS),
         *feed_forward(f"{_FEED_FORWARD}.shared_expert", "ff.shared", branch=_EXPERTS),
     ]

@@ -34,17 +34,17 @@ def missing_names(
     matches = list(matches)
     seen = {(id(row), values.get("i", ""), values.get("j", "")) for row, values in matches}
     numbers: dict[tuple[str, str], set[int]] = collections.defaultdict(set)
-    taken: dict[tuple[str, str, str], list[tuple[str, ...]]] = collections.defaultdict(list)
+    chosen: dict[tuple[str, str, str], list[tuple[str, ...]]] = collections.defaultdict(list)
     for row, values in matches:
         i, j = values.get("i", ""), values.get("j", "")
         blocks, experts = stems_of(row)
         for key, number in (((blocks, ""), i), ((experts, i), j)):
             if number:
                 numbers[key].add(int(number))
-        taken[row.choice, blocks, i].append(row.alternatives)
+        chosen[row.choice, blocks, i].append(row.alternatives)
     for indices in numbers.values():
         indices |= set(gaps(indices, max(indices)))
-    needed = {key: _needed(alternatives) for key, alternatives in taken.items()}
+    needed = {key: _needed(alternatives) for key, alternatives in chosen.items()}
     missing = []
     first: dict[str, set[str]] = {}
     some = {id(row) for row, values in matches if "i" in values}
@@ -99,14 +99,14 @@ def by_block(several: Mapping[str, list[tuple[Row, dict[str, str]]]], matches: M
 
 def mixed(matches: Matches) -> tuple[str, ...]:
     """Return tensors of two alternatives in one block, such as Falcon-H1's with two mixers; () if none are."""
-    taken: dict[tuple[str, str], tuple[str, set[str]]] = {}
+    remaining: dict[tuple[str, str], tuple[str, set[str]]] = {}
     for name, (row, values) in matches.items():
         if row.choice and "i" in values:
             key = row.choice, values["i"]
-            first, before = taken.get(key, (name, {*row.alternatives}))
+            first, before = remaining.get(key, (name, {*row.alternatives}))
             if not before & {*row.alternatives}:
                 return first, name
-            taken[key] = (name, before & {*row.alternatives})
+            remaining[key] = (name, before & {*row.alternatives})
     return ()
 
 

@@ -312,8 +312,8 @@ class Layout:
         ]
         if unexpected or missing:
             raise WeightsMismatchError(missing, unexpected)
-        if both := mixed(matches):
-            raise LayoutError(f"{' and '.join(both)} are in one block; the blocks of {self.name} have one of them")
+        if conflict := mixed(matches):
+            raise LayoutError(f"{' and '.join(conflict)} are in one block; the blocks of {self.name} have one of them")
         if self.ours:
             fitting.check(self, shapes, placements, {**all_settings, **restore})
         checks = {name: row.check for name, (row, _) in matches.items() if row.check is not None}
@@ -420,9 +420,9 @@ class Layout:
         is_twice = any(len(some) > 1 and not all(row.lengths for row, _, _ in some) for some in branches.values())
         if is_twice or len({row.choice for row, _, _ in hits}) > 1:
             return hits
-        asked = [hit for hit in hits if any(settings.get(one) for one in hit[0].alternatives)]
-        if asked:
-            return asked
+        chosen = [hit for hit in hits if any(settings.get(one) for one in hit[0].alternatives)]
+        if chosen:
+            return chosen
         sizes = []
         for row, _, values in hits:
             branch = [one for one in self.rows if one.branch == row.branch and not one.optional]

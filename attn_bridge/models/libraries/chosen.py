@@ -29,7 +29,7 @@ class ChosenLayout(Layout):
         title: its description.
         table: form -> the rows of such models.
         usual: the form whose rows are its `rows`.
-        known: forms whose names, taken together, are all that such models may have.
+        forms: forms whose names, taken together, are all that such models may have.
         of_theirs: returns the form of a model of the library.
         of_ours: returns the form for a model of ours.
         kept: which parts of the form are settings that lead back to the same outside tensors.
@@ -42,7 +42,7 @@ class ChosenLayout(Layout):
         table: Callable[[Form], Iterable[Row]],
         *,
         usual: Form,
-        known: Iterable[Form],
+        forms: Iterable[Form],
         of_theirs: Reading,
         of_ours: Reading,
         kept: tuple[str, ...],
@@ -51,7 +51,7 @@ class ChosenLayout(Layout):
         super().__init__(name, title, table(usual), **rest)
         self._table, self._of_theirs, self._of_ours, self._kept, self._rest = table, of_theirs, of_ours, kept, rest
         rows = {row.theirs: row for row in self.rows}
-        for form in known:
+        for form in forms:
             rows = {**{row.theirs: row for row in table(form)}, **rows}
         self._index_theirs(rows.values())
 

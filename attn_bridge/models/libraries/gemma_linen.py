@@ -118,7 +118,7 @@ LAYOUT = ChosenLayout(
     "DeepMind's gemma package (Linen), Gemma 2 and 3, of Gemma 3 the text model",
     _rows,
     usual=_form(flat=0, fused=False),
-    known=[_form(flat=flat, fused=fused) for flat in (0, 1) for fused in (False, True)],
+    forms=[_form(flat=flat, fused=fused) for flat in (0, 1) for fused in (False, True)],
     of_theirs=_of_theirs,
     of_ours=_of_ours,
     kept=("flat", "transposed"),

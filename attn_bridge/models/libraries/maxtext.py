@@ -275,7 +275,7 @@ LAYOUT = _MaxText(
     "MaxText: Llama, Mistral, Mixtral, Qwen 2 and 3, Qwen3-MoE, Gemma 2 and 3",
     _table,
     usual=_usual("qwen", 0, None),
-    known=[
+    forms=[
         _usual(kind, scan, 2 * PATTERN - 1 if scan and kind == "gemma3" else None) for kind in _KINDS for scan in (0, 1)
     ],
     of_theirs=_of_theirs,

@@ -62,10 +62,10 @@ def _gate_up(leaf: str) -> Row:
 
 def _experts(home: str) -> list[Row]:
     expert, branch = f"{OURS}ff.experts.{{j}}.", "feed-forward/experts"
-    both = (f"{expert}fc1.weight", f"{expert}fc2.weight")
+    gates_and_ups = (f"{expert}fc1.weight", f"{expert}fc2.weight")
     stacked, down = f"{LAYER}{home}.experts.", (f"{expert}fc3.weight",)
     return [
-        Row(f"{stacked}w13_weight", both, "o i -> e (part o) i", part="part", stack="e", branch=branch),
+        Row(f"{stacked}w13_weight", gates_and_ups, "o i -> e (part o) i", part="part", stack="e", branch=branch),
         Row(f"{stacked}w2_weight", down, "o i -> e o i", stack="e", branch=branch),
         Row(f"{LAYER}{home}.gate.weight", (f"{OURS}ff.router.weight",), branch=branch),
     ]
@@ -108,7 +108,7 @@ LAYOUT = ChosenLayout(
     "vLLM's parameters: Llama, Mistral, Mixtral, Qwen 2 and 3, Qwen3-MoE, Granite, Phi-3, Gemma 2 and 3, OLMo 2 and 3",
     _table,
     usual={"kind": "llama"},
-    known=[{"kind": kind} for kind in ("gemma", "olmo2", "mixtral")],
+    forms=[{"kind": kind} for kind in ("gemma", "olmo2", "mixtral")],
     of_theirs=_of_theirs,
     of_ours=_of_ours,
     kept=(),

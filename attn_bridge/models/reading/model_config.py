@@ -17,7 +17,7 @@ class ConfigFile:
     A key with a dot, such as ``attn_config.clip_qkv``, is the key of a nested mapping.
 
     Args:
-        given: the file as a dict.
+        values: the file as a dict.
         model_type: its ``model_type``.
         defaults: key -> default of `transformers`; without one, a missing key is None.
         aliases: other names of a key that files have.
@@ -26,13 +26,13 @@ class ConfigFile:
 
     def __init__(
         self,
-        given: Mapping[str, Any],
+        values: Mapping[str, Any],
         model_type: str,
         defaults: Mapping[str, Any],
         aliases: Mapping[str, tuple[str, ...]] | None = None,
         keys: Mapping[str, str] | None = None,
     ):
-        self.given, self.model_type, self.defaults = given, model_type, defaults
+        self.given, self.model_type, self.defaults = values, model_type, defaults
         self.aliases, self.keys = dict(aliases or {}), dict(keys or {})
 
     def __contains__(self, key: str) -> bool:

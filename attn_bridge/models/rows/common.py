@@ -37,10 +37,10 @@ def is_causal_mask(shape: Shape, start: int, values: Values) -> bool:
 def is_mask_of_window(shape: Shape, start: int, values: Values) -> bool:
     """Whether every row shows the token itself and those before it, all of them or the nearest, and no other."""
     column, row = _indices(shape, start, values)
-    distance, shown = row - column, values != 0
-    far = distance[~shown & (distance >= 0)]
-    near = distance[shown].max(initial=0)
-    return _is_square(shape) and bool(distance[shown].min(initial=0) >= 0 and far.min(initial=near + 1) > near)
+    distance, is_visible = row - column, values != 0
+    far = distance[~is_visible & (distance >= 0)]
+    near = distance[is_visible].max(initial=0)
+    return _is_square(shape) and bool(distance[is_visible].min(initial=0) >= 0 and far.min(initial=near + 1) > near)
 
 
 def is_inverted_causal_mask(shape: Shape, start: int, values: Values) -> bool:

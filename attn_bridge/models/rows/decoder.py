@@ -134,8 +134,8 @@ def experts(shared: str = "", *, bias: bool = False) -> list[Row]:
 def fused_experts(theirs: str = "mlp") -> list[Row]:
     """Return rows of all experts of a layer in two tensors: gates above ups, and downs."""
     expert, stacked = f"{OURS}ff.experts.{{j}}.", f"{LAYER}{theirs}.experts."
-    both = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
+    gates_and_ups = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
     return [
-        Row(f"{stacked}gate_up_proj", both, "o i -> e (part o) i", part="part", stack="e", branch=TOGETHER),
+        Row(f"{stacked}gate_up_proj", gates_and_ups, "o i -> e (part o) i", part="part", stack="e", branch=TOGETHER),
         Row(f"{stacked}down_proj", (f"{expert}fc3.weight",), "o i -> e o i", stack="e", branch=TOGETHER),
     ]

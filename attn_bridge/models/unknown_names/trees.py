@@ -143,8 +143,10 @@ def _ways(names: Sequence[str], models: Sequence[str], moments: Sequence[str], p
         first, *others = sorted(models, key=is_average)
         more = "".join(f", or --strip {shell_word(prefix + one)}" for one in others[: SHOWN - 1])
         return f"--strip {shell_word(prefix + first)} takes {'one' if len(models) > 1 else 'the model'}{more}"
-    taken = [name for name in names if not name.startswith(tuple(moments))]
-    if not taken:
+    parameters = [name for name in names if not name.startswith(tuple(moments))]
+    if not parameters:
         return "save the parameters"
-    patterns = patterns_of([name for name in names if name not in taken], taken) or [f"{one}*" for one in moments]
+    patterns = patterns_of([name for name in names if name not in parameters], parameters) or [
+        f"{one}*" for one in moments
+    ]
     return " ".join(f"--drop {shell_word(prefix + one)}" for one in patterns) + " leaves that out"

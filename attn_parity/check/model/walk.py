@@ -199,9 +199,9 @@ class _Walk:
 
     def _sides(self, size: int) -> list[Maker]:
         """Return the sides of a part of some size, the Flax twin last."""
-        both = self.twins and (self.theirs is None or size < LARGE)
+        has_both = self.twins and (self.theirs is None or size < LARGE)
         first: list[Maker] = [] if self.theirs is None else [self.theirs]
-        return [*first, *([self.torch] if both or not first else []), self.flax]
+        return [*first, *([self.torch] if has_both or not first else []), self.flax]
 
     def _tell(self, name: str) -> None:
         if self.progress is not None:

@@ -71,14 +71,14 @@ def _maps(picture: Picture, labels: SideLabels) -> Markup:
         return hint(f"Not drawn: {why}.")
     if pictures.is_attention(first) or pictures.is_attention(second):
         return _head_maps(picture, labels)
-    both = pictures.matrix(first), pictures.matrix(second)
-    rows, columns = both[0].shape
+    matrices = pictures.matrix(first), pictures.matrix(second)
+    rows, columns = matrices[0].shape
     caption = f"{rows} x {columns} elements: {pictures.axes_of(first.shape)}"
     if max(rows, columns) > pictures.CELLS:
         caption += f", drawn as at most {pictures.CELLS} x {pictures.CELLS} cells, each the most extreme of its block"
-    flat_index = np.ravel_multi_index(pictures.furthest(*both), both[0].shape)
+    flat_index = np.ravel_multi_index(pictures.furthest(*matrices), matrices[0].shape)
     caption += _largest(first, second, np.unravel_index(int(flat_index), first.shape), labels)
-    return _figure(picture.name, [(None, *both)], MAP_SIZE, caption, labels)
+    return _figure(picture.name, [(None, *matrices)], MAP_SIZE, caption, labels)
 
 
 def _head_maps(picture: Picture, labels: SideLabels) -> Markup:

@@ -24,7 +24,7 @@ MAX_ASKED = 8
 """Most shards of an output to test one by one for the gradients that come back from them."""
 
 
-def copies_compared(findings: Findings, shown: Mapping[Side, str]) -> list[TensorVerdict]:
+def copies_compared(findings: Findings, labels: Mapping[Side, str]) -> list[TensorVerdict]:
     """Return a verdict on each result of which devices hold copies that should be the same, and are not."""
     return [
         TensorVerdict(
@@ -34,7 +34,7 @@ def copies_compared(findings: Findings, shown: Mapping[Side, str]) -> list[Tenso
             (),
             findings.verdicts[0].dtype,
             "different",
-            f"devices of the {shown[side]} side that should hold the same do not: {how}",
+            f"devices of the {labels[side]} side that should hold the same do not: {how}",
         )
         for (side, what), how in findings.apart.items()
     ]

@@ -293,8 +293,8 @@ def _mask_of(self: nn.Module, x: Tensor, options: CallOptions, cut: Cut, by_head
     batch = 1 if x.ndim == 2 else x.shape[0]
     rows = sharding.slice_of("fsdp", batch, cut["fsdp"] is not None)
     if cut["context"] is not None:
-        shown = x if x.ndim == 3 else x[None]
-        visible = recurrence.visible_tokens(mask, shown, None)
+        batched = x if x.ndim == 3 else x[None]
+        visible = recurrence.visible_tokens(mask, batched, None)
         assert visible is not None, "there is a mask"
         return visible[rows, sharding.slice_of("context", x.shape[-2], True)]
     if not isinstance(mask, Mask) and recurrence.hides_tokens_only(mask):

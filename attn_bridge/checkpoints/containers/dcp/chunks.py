@@ -138,16 +138,16 @@ def check_filled(path: Path, made: Chunks[Location]) -> None:
     The mixed differences of the coverage count are +1 or -1 at the corners of each chunk, and 0 elsewhere. The chunks
     fill the tensor exactly if the sum of their corners equals the corners of the whole.
     """
-    shown, shape = printable(made.info.name), made.info.shape
+    label, shape = printable(made.info.name), made.info.shape
     if not made.items:
-        raise bad(path, f"{shown} has no chunks")
+        raise bad(path, f"{label} has no chunks")
     if len(made.items) == 1 and not shape:
         return
     cut = [axis for axis, size in enumerate(shape) if (made.stops[:, axis] - made.starts[:, axis] != size).any()]
     if not cut and len(made.items) == 1:
         return
     if len(made.items) << len(cut) > MAX_CORNERS:
-        raise bad(path, f"{shown} has {len(made.items)} chunks along {len(cut)} axes, which are too many")
+        raise bad(path, f"{label} has {len(made.items)} chunks along {len(cut)} axes, which are too many")
     signs: dict[tuple[int, ...], int] = {}
     rows = zip(made.starts[:, cut].tolist(), made.stops[:, cut].tolist(), strict=True)
     whole = ([0] * len(cut), [shape[axis] for axis in cut])
@@ -162,7 +162,7 @@ def check_filled(path: Path, made: Chunks[Location]) -> None:
     if signs:
         total = int((made.stops - made.starts).prod(axis=1, dtype=object).sum())
         how = f"hold {total} elements of {math.prod(shape)}" if total != math.prod(shape) else "overlap and leave holes"
-        raise bad(path, f"the chunks of {shown} do not fill it: they {how}")
+        raise bad(path, f"the chunks of {label} do not fill it: they {how}")
 
 
 def _bits(itemsize: int) -> np.dtype:

@@ -97,9 +97,9 @@ def _named(value: object) -> str:
     return f"a {value.name.rpartition('.')[2]}" if isinstance(value, Record | Global) else f"a {type(value).__name__}"
 
 
-def _natural(path: Path, shown: str, value: object) -> int:
+def _natural(path: Path, label: str, value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise bad(path, f"{shown} {printable(repr(value), 60)} is no natural number")
+        raise bad(path, f"{label} {printable(repr(value), 60)} is no natural number")
     return value
 
 
@@ -126,39 +126,39 @@ def _items(path: Path, stored: dict[Any, object]) -> dict[str, dict[tuple[int, .
 
 
 def _tensor(path: Path, name: str, entry: object, places: dict[tuple[int, ...] | None, Item]) -> Chunks[Item]:
-    shown = printable(name)
+    label = printable(name)
     attributes = _state(path, entry, f"{HOME}TensorStorageMetadata", ("properties", "size", "chunks"))
     properties = attributes["properties"]
     kinds = (f"{HOME}TensorProperties", f"{OLD_HOME}TensorProperties")
     state = properties.state if isinstance(properties, Record) and properties.name in kinds else None
     if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[0], Global):
-        raise bad(path, f"{shown} has no properties of a tensor")
+        raise bad(path, f"{label} has no properties of a tensor")
     dtype = check_dtype(path, name, state[0].name.removeprefix("torch."))
     layout = state[1]
     if not isinstance(layout, Record) or layout.arguments != ("torch.strided",):
-        raise bad(path, f"{shown} is a sparse tensor, or of another layout than torch.strided")
+        raise bad(path, f"{label} is a sparse tensor, or of another layout than torch.strided")
     shape = check_shape(path, name, attributes["size"])
     if not isinstance(attributes["chunks"], list):
-        raise bad(path, f"{shown} has no list of chunks")
+        raise bad(path, f"{label} has no list of chunks")
     starts, stops, items = [], [], []
     for chunk in attributes["chunks"]:
         box = _state(path, chunk, f"{HOME}ChunkStorageMetadata", ("offsets", "sizes"))
         offsets, sizes = (check_shape(path, name, box[one]) for one in ("offsets", "sizes"))
         if len(offsets) != len(shape) or len(sizes) != len(shape):
-            raise bad(path, f"{shown} has a chunk of {len(sizes)} axes at {len(offsets)}; it has {len(shape)}")
+            raise bad(path, f"{label} has a chunk of {len(sizes)} axes at {len(offsets)}; it has {len(shape)}")
         ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         if any(end > size for end, size in zip(ends, shape, strict=True)):
-            raise bad(path, f"{shown} has a chunk that reaches to {printable(ends)}; its shape is {list(shape)}")
+            raise bad(path, f"{label} has a chunk that reaches to {printable(ends)}; its shape is {list(shape)}")
         item = places.pop(offsets, None)
         if 0 in sizes:  # of a rank that has no part of it
             continue
         if item is None:
-            raise bad(path, f"the chunk {printable(list(offsets))} of {shown} is stored nowhere, or listed twice")
+            raise bad(path, f"the chunk {printable(list(offsets))} of {label} is stored nowhere, or listed twice")
         starts.append(offsets)
         stops.append(ends)
         items.append(item)
     if places:
-        raise bad(path, f"the chunk {printable(next(iter(places)))} of {shown} is stored, and not listed")
+        raise bad(path, f"the chunk {printable(next(iter(places)))} of {label} is stored, and not listed")
     info = TensorInfo(name, dtype, shape)
     axes = (len(items), len(shape))
     made = Chunks(info, np.array(starts, np.int64).reshape(axes), np.array(stops, np.int64).reshape(axes), tuple(items))

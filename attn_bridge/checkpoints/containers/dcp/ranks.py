@@ -72,9 +72,9 @@ class RanksReader(ChunkedReader["_Agreed"]):
             *dict.fromkeys(note for reader in files.values() for note in reader.notes),
         )
         check_count(folder, len(parts) + len(copies))
-        both = next((name for name in parts if name in copies), None)
-        if both is not None:
-            raise bad(folder, f"{printable(both)} is a DTensor in some of its files, and none in others")
+        ambiguous = next((name for name in parts if name in copies), None)
+        if ambiguous is not None:
+            raise bad(folder, f"{printable(ambiguous)} is a DTensor in some of its files, and none in others")
         for name in dict.fromkeys(name for reader in files.values() for name in (*reader.tensors, *reader.parts)):
             self._chunks[name] = (
                 self._put_together(name, parts[name]) if name in parts else self._same(name, copies[name])
@@ -91,16 +91,19 @@ class RanksReader(ChunkedReader["_Agreed"]):
         return Chunks(info, starts, np.array([info.shape], np.int64).reshape(starts.shape), (item,))
 
     def _put_together(self, name: str, parts: Mapping[str, tuple[Stored, RankPart]]) -> Chunks[_Agreed]:
-        own, part = next(iter(parts.values()))
+        stored, part = next(iter(parts.values()))
         self._check_alike(
             name,
-            {file: (own.info.dtype, part.shape, part.mesh, part.placements) for file, (own, part) in parts.items()},
+            {
+                file: (stored.info.dtype, part.shape, part.mesh, part.placements)
+                for file, (stored, part) in parts.items()
+            },
         )
-        info = TensorInfo(name, own.info.dtype, check_shape(self._folder, name, part.shape))
+        info = TensorInfo(name, stored.info.dtype, check_shape(self._folder, name, part.shape))
         # A rank of one mesh and that of another, such as the next group of tensor parallelism, have the same part.
         by_rank: dict[tuple[int, ...], list[str]] = {}
-        for file, (_, other) in parts.items():
-            by_rank.setdefault(other.rank, []).append(file)
+        for file, (_, other_part) in parts.items():
+            by_rank.setdefault(other_part.rank, []).append(file)
         self._check_ranks(part, by_rank)
         boxes: dict[tuple[tuple[int, int], ...], dict[str, Stored | InPickle]] = {}
         for rank, held_by in by_rank.items():
@@ -111,21 +114,21 @@ class RanksReader(ChunkedReader["_Agreed"]):
             box = tuple(runs[0] if runs else (0, 0) for runs in axes)
             sizes = tuple(stop - start for start, stop in box)
             for file in held_by:
-                own = parts[file][0]
-                if own.info.shape != sizes and not (0 in sizes and 0 in own.info.shape):
+                stored = parts[file][0]
+                if stored.info.shape != sizes and not (0 in sizes and 0 in stored.info.shape):
                     raise bad(
                         self._folder,
-                        f"{printable(name)} has the part {printable(list(own.info.shape))} in "
+                        f"{printable(name)} has the part {printable(list(stored.info.shape))} in "
                         f"{printable(file)}; by its mesh and placements it is {list(sizes)}",
                     )
                 if 0 not in sizes:
-                    boxes.setdefault(box, {})[file] = own
+                    boxes.setdefault(box, {})[file] = stored
         edges = np.array(list(boxes), np.int64).reshape(len(boxes), len(info.shape), 2)
         items = tuple(_Agreed(self._folder, info, copies) for copies in boxes.values())
-        made = Chunks(info, edges[..., 0], edges[..., 1], items)
+        chunks = Chunks(info, edges[..., 0], edges[..., 1], items)
         if 0 not in info.shape:
-            check_filled(self._folder, made)
-        return made
+            check_filled(self._folder, chunks)
+        return chunks
 
     def _check_alike(self, name: str, described: Mapping[str, object]) -> None:
         if len(set(described.values())) > 1:
@@ -139,24 +142,24 @@ class RanksReader(ChunkedReader["_Agreed"]):
             return tuple(at for at, placement in zip(rank, part.placements, strict=True) if placement.axis is not None)
 
         present = {held(rank) for rank in by_rank}
-        wanted = [
+        sharded_sizes = [
             size for size, placement in zip(part.mesh, part.placements, strict=True) if placement.axis is not None
         ]
-        if len(present) == math.prod(wanted):
+        if len(present) == math.prod(sharded_sizes):
             return
         every = itertools.product(*map(range, part.mesh))
         missing = [rank for rank in every if held(rank) not in present]
         total = math.prod(part.mesh)
-        shown = []
+        descriptions = []
         for rank in missing[:SHOWN]:
             number = number_of(rank, part.mesh)
             at = f" at {printable(list(rank))} of its mesh {list(part.mesh)}" if len(part.mesh) > 1 else ""
             file = self._name_of(number, part, by_rank)
-            shown.append(f"rank {number}{at}{f' ({file})' if file else ''}")
-        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+            descriptions.append(f"rank {number}{at}{f' ({file})' if file else ''}")
+        rest = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         raise bad(
             self._folder,
-            f"has the parts of {len(by_rank)} of {total} ranks; missing: {', '.join(shown)}{more}; "
+            f"has the parts of {len(by_rank)} of {total} ranks; missing: {', '.join(descriptions)}{rest}; "
             "put the files of all ranks into one folder",
         )
 

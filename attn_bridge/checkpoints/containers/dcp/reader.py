@@ -100,14 +100,14 @@ class DcpReader(ChunkedReader[Item]):
             file = self._files[name] = open_file(self.path / name, self.path)
             file.close()
             parts.sort()
-            for start, stop, shown, size in parts:
+            for start, stop, label, size in parts:
                 if stop > file.size:
-                    raise bad(file.path, f"ends at byte {file.size}; {printable(shown)} is said to end at byte {stop}")
+                    raise bad(file.path, f"ends at byte {file.size}; {printable(label)} is said to end at byte {stop}")
                 if stop - start < size:
-                    raise bad(file.path, f"{printable(shown)} takes {size} bytes; {stop - start} are said to be there")
-            for (_, stop, shown, _), (start, _, other, _) in itertools.pairwise(parts):
+                    raise bad(file.path, f"{printable(label)} takes {size} bytes; {stop - start} are said to be there")
+            for (_, stop, label, _), (start, _, next_label, _) in itertools.pairwise(parts):
                 if start < stop:
-                    raise bad(file.path, f"{printable(shown)} and {printable(other)} overlap in it")
+                    raise bad(file.path, f"{printable(label)} and {printable(next_label)} overlap in it")
 
     def _value(self, name: str, item: Item) -> object:
         """Return a plain value that is not a tensor."""
@@ -142,11 +142,11 @@ class DcpReader(ChunkedReader[Item]):
 
     def _open(self, whole: Chunks[Item], number: int) -> Stored:
         item, info = whole.items[number], whole.info
-        shown = printable(info.name)
+        label = printable(info.name)
         file = self._files[item.file]
         ends = [(0, HEAD), (item.size - TAIL, TAIL)] if item.size > WHOLE else [(0, item.size)]
         file.prefetch((item.start + max(0, start), count) for start, count in ends)
-        window = Window(file, item.start, item.size, shown)
+        window = Window(file, item.start, item.size, label)
         pickle, members, prefix = open_archive(window)
         strided = Machine(pickle, window.path).run()
         if not isinstance(strided, Strided):

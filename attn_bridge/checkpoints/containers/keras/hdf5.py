@@ -133,14 +133,14 @@ class _Walk:
                 raise bad(path, f"has more than {MAX_NODES} groups and arrays")
             name = self._name(raw)
             inner = (*parts, name)
-            shown = printable("/".join(inner))
+            label = printable("/".join(inner))
             if group.links.get_info(raw).type != h5py.h5l.TYPE_HARD:
-                raise bad(path, f"{shown} is a link to another object or file, which is not followed")
+                raise bad(path, f"{label} is a link to another object or file, which is not followed")
             item = h5py.h5o.open(group, raw)
             if isinstance(item, h5py.h5g.GroupID):
                 yield from self.below(item, inner, depth + 1)
             elif isinstance(item, h5py.h5d.DatasetID):
-                yield self._dataset(item, check_name(path, ".".join(inner)), shown)
+                yield self._dataset(item, check_name(path, ".".join(inner)), label)
 
     def _name(self, raw: bytes) -> str:
         try:
@@ -148,13 +148,13 @@ class _Walk:
         except UnicodeDecodeError:
             raise bad(self._file.path, f"the name {printable(repr(raw), 60)} is not UTF-8") from None
 
-    def _dataset(self, item: Any, name: str, shown: str) -> Dataset:
+    def _dataset(self, item: Any, name: str, label: str) -> Dataset:
         """Return an array, after checks of its storage against the file."""
         h5py, path = self._h5py, self._file.path
         created = item.get_create_plist()
         layout = created.get_layout()
         if created.get_external_count() or layout == h5py.h5d.VIRTUAL:
-            raise bad(path, f"{shown} has its numbers in other files, which are not read")
+            raise bad(path, f"{label} has its numbers in other files, which are not read")
         dtype, reason = self._dtype(item)
         shape = item.shape
         info = TensorInfo(name, dtype or "uint8", check_shape(path, name, shape if dtype and shape is not None else ()))
@@ -164,13 +164,13 @@ class _Walk:
             return Dataset(info, unread="its numbers are in chunks, maybe compressed; Keras stores them in one piece")
         if layout == h5py.h5d.COMPACT:
             if info.nbytes > MAX_COMPACT:
-                raise bad(path, f"{shown} claims {info.nbytes} bytes in its header")
+                raise bad(path, f"{label} claims {info.nbytes} bytes in its header")
             return Dataset(info, compact=h5py.Dataset(item)[()].tobytes())
         offset = item.get_offset()
         if offset is None and info.nbytes:
             return Dataset(info, unread="no numbers were ever written to it")
         if (offset or 0) + info.nbytes > self._file.size:
-            raise bad(path, f"{shown} ends at byte {offset + info.nbytes}; the file has {self._file.size}")
+            raise bad(path, f"{label} ends at byte {offset + info.nbytes}; the file has {self._file.size}")
         return Dataset(info, offset or 0)
 
     def _dtype(self, item: Any) -> tuple[str, str]:

@@ -49,8 +49,8 @@ class MsgpackReader(FileReader):
         for name, kind in self._skipped.items() if not self.tensors else ():
             raise bad(path, f"{printable(name)} is {kind}, neither a tensor nor a plain value")
         if self._skipped:
-            shown = listed([f"{printable(name)} ({kind})" for name, kind in self._skipped.items()], SHOWN)
-            self.notes = (f"skipped, as they are neither tensors nor plain values: {shown}",)
+            listing = listed([f"{printable(name)} ({kind})" for name, kind in self._skipped.items()], SHOWN)
+            self.notes = (f"skipped, as they are neither tensors nor plain values: {listing}",)
 
     def _walk(self, head: Head, name: str, depth: int) -> None:
         """Parse a map or a list with everything in it."""

@@ -56,9 +56,9 @@ class OrbaxWriter(Writer):
             self._plain[info.name] = self._plan(info)
             parts = info.name.split(".")
             inner.update(".".join(parts[:count]) for count in range(1, len(parts)))
-        both = [printable(name) for name in self._plain if name in inner]
-        if both:
-            raise bad(path, f"can't be tensors and have others below them: {', '.join(both[:9])}")
+        parents = [printable(name) for name in self._plain if name in inner]
+        if parents:
+            raise bad(path, f"can't be tensors and have others below them: {', '.join(parents[:9])}")
         self._open: tuple[Path, TargetFile] | None = None
         self._lay_out()
         if not is_share:
@@ -97,20 +97,20 @@ class OrbaxWriter(Writer):
 
     def _plan(self, info: TensorInfo) -> PlainArray:
         """Return the chunks and folder of an array, after checks of its name and dtype."""
-        path, shown = self.path, printable(info.name)
+        path, label = self.path, printable(info.name)
         if info.file:
             raise bad(path, "a folder of Orbax has files of its own; tensors can't name one")
         if numpy_dtype(info.dtype).isbuiltin != 1 and info.dtype not in FOREIGN:
-            raise bad(path, f"Orbax has no {info.dtype} ({shown})")
+            raise bad(path, f"Orbax has no {info.dtype} ({label})")
         if len(info.shape) > 32:
-            raise bad(path, f"{shown} has {len(info.shape)} axes; Orbax holds 32")
+            raise bad(path, f"{label} has {len(info.shape)} axes; Orbax holds 32")
         parts = info.name.split(".")
         if not all(parts) or "/" in info.name or len(info.name.encode("utf-8")) > 255:
-            raise bad(path, f"{shown} can't be the name of a folder: a part is empty, it has a slash, or is too long")
+            raise bad(path, f"{label} can't be the name of a folder: a part is empty, it has a slash, or is too long")
         if leads_out(info.name):
-            raise bad(path, f"no array can be named {shown}: an unpacker would write it outside of its folder")
+            raise bad(path, f"no array can be named {label}: an unpacker would write it outside of its folder")
         if info.name in ("manifest", "d", "ocdbt", METADATA, "_CHECKPOINT_METADATA", "_sharding", COMMITTED):
-            raise bad(path, f"{shown} is a name that Orbax keeps for itself")
+            raise bad(path, f"{label} is a name that Orbax keeps for itself")
         chunks = chunk_shape(info.shape, info.itemsize, CHUNK)
         return PlainArray(path / info.name, info.shape, chunks, math.prod(chunks) * info.itemsize)
 

@@ -72,9 +72,11 @@ class PickledReader(Reader):
             of_torch = any(kind.startswith("torch.") for kind in skipped.values())
             raise bad(path, f"holds no array of NumPy or JAX{first}{'; torch.save saves tensors' * of_torch}")
         if skipped:
-            shown = ", ".join(f"{printable(name)} ({printable(kind)})" for name, kind in list(skipped.items())[:SHOWN])
+            listing = ", ".join(
+                f"{printable(name)} ({printable(kind)})" for name, kind in list(skipped.items())[:SHOWN]
+            )
             more = f" and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
-            self.notes = (f"skipped, as they are neither arrays nor plain values: {shown}{more}",)
+            self.notes = (f"skipped, as they are neither arrays nor plain values: {listing}{more}",)
 
     def _leaves(self, value: object, name: str, depth: int) -> Iterator[tuple[str, object]]:
         """Yield dotted name and value of all leaves; a list or tuple without arrays is a leaf."""
@@ -94,13 +96,13 @@ class PickledReader(Reader):
             yield from self._leaves(inner, f"{name}.{key}" if name else str(key), depth + 1)
 
     def _place(self, name: str, pickled: Pickled) -> None:
-        shown = printable(name)
+        label = printable(name)
         if name in self.tensors:
-            raise bad(self.path, f"{shown} comes twice")
+            raise bad(self.path, f"{label} comes twice")
         try:
             self._held[name] = loaded(self.path, name, pickled)
         except UnreadableError as error:
-            raise bad(self.path, f"{shown} {error}") from None
+            raise bad(self.path, f"{label} {error}") from None
         self.tensors[name] = self._held[name].info
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:

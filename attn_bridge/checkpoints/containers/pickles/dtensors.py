@@ -137,13 +137,13 @@ def _chunk(runs: Runs, number: int, count: int) -> Runs:
     total = sum(stop - start for start, stop in runs)
     size = -(-total // count)
     first, last = min(number * size, total), min((number + 1) * size, total)
-    taken, done = [], 0
+    part, offset = [], 0
     for start, stop in runs:
-        low, high = max(first - done, 0), min(last - done, stop - start)
+        low, high = max(first - offset, 0), min(last - offset, stop - start)
         if low < high:
-            taken.append((start + low, start + high))
-        done += stop - start
-    return taken
+            part.append((start + low, start + high))
+        offset += stop - start
+    return part
 
 
 def _joined(runs: Runs) -> Runs:

@@ -86,9 +86,9 @@ class Contents:
         """Return a line on the skipped values: the first few names, and the number of the rest."""
         if not self.skipped:
             return ()
-        shown = [f"{printable(name)} ({printable(kind)})" for name, kind in list(self.skipped.items())[:SHOWN]]
+        descriptions = [f"{printable(name)} ({printable(kind)})" for name, kind in list(self.skipped.items())[:SHOWN]]
         more = f" and {len(self.skipped) - SHOWN} more" if len(self.skipped) > SHOWN else ""
-        return (f"skipped, as they are neither tensors nor plain values: {', '.join(shown)}{more}",)
+        return (f"skipped, as they are neither tensors nor plain values: {', '.join(descriptions)}{more}",)
 
 
 def read_pickle(data: bytes, path: Path) -> Contents:
@@ -150,8 +150,8 @@ class PlainValues:
             return value.name
         if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
             return value
-        shown = f"{printable(name)} is neither a tensor nor a plain value: {printable(repr(value), 60)}"
-        error = self._not_plain(shown, kind_of(value))
+        problem = f"{printable(name)} is neither a tensor nor a plain value: {printable(repr(value), 60)}"
+        error = self._not_plain(problem, kind_of(value))
         error.is_object = isinstance(value, Record | Global)
         raise error
 

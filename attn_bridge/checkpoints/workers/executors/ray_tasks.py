@@ -89,9 +89,9 @@ def _connect(ray: Any, address: str) -> None:
         except Exception as error:  # Ray raises plain exceptions as well
             ray.shutdown()
             if not left or "timed out during startup" not in str(error):
-                shown = f"--ray {printable(address)}" if address else "--ray"
+                option = f"--ray {printable(address)}" if address else "--ray"
                 wants = f"; {TOKEN}" if _is_refused(error) else ""
-                raise CheckpointError(f"{shown}: {printable(error, 400)}{wants}") from None
+                raise CheckpointError(f"{option}: {printable(error, 400)}{wants}") from None
 
 
 def _is_refused(error: BaseException | None) -> bool:

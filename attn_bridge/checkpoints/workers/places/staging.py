@@ -43,8 +43,8 @@ def check_place(reader: Reader, target: Path, staging: Path, is_folder: bool) ->
     for path in places:
         # The rename onto the target, or the deletion of the staging folder, would take the source along.
         if path == source or source in path.parents or path in source.parents:
-            shown = target if path == places[0] else staging
-            raise CheckpointError(f"{shown} and the source {reader.path} must not be in one another")
+            label = target if path == places[0] else staging
+            raise CheckpointError(f"{label} and the source {reader.path} must not be in one another")
     own = staging.is_dir() and ((staging / "lock").is_file() or not any(staging.iterdir()))
     if os.path.lexists(staging) and (staging.is_symlink() or not own):
         raise CheckpointError(f"{staging} is in the way: it is no folder of an interrupted conversion")
@@ -226,8 +226,8 @@ def naming(payload: Path, target: Path, layout: str) -> Iterator[None]:
         start, reason = f"{printable(payload, 400)}: ", str(error)
         if not reason.startswith(start):
             raise
-        shown = f"{target} as {layout}" if layout else str(target)
-        raise CheckpointError(f"{shown}: {reason.removeprefix(start)}") from None
+        label = f"{target} as {layout}" if layout else str(target)
+        raise CheckpointError(f"{label}: {reason.removeprefix(start)}") from None
 
 
 def delete(path: Path) -> None:

@@ -141,15 +141,15 @@ class _Rewriter:
         exponentials, summed = self._of(above), self._of(made.operands[0])
         if exponentials is None or summed is None:
             return None
-        both, shown = self._unmasked(exponentials)
+        division, mask = self._unmasked(exponentials)
         inner, counted = self._unmasked(summed)
-        if both is None or both is not inner or (shown is not None and exponentials is not summed):
+        if division is None or division is not inner or (mask is not None and exponentials is not summed):
             return None
-        scores = both.operands[0]
+        scores = division.operands[0]
         shifted = self._of(scores)
         if shifted is not None and shifted.name == "sub" and self._is_maximum(shifted.operands[1], axes):
             scores = shifted.operands[0]
-        return _Softmax(scores, shown, counted, axes)
+        return _Softmax(scores, mask, counted, axes)
 
     def _unmasked(self, made: _Made) -> tuple[_Made | None, ArrayLike | None]:
         """Return the exponentials, and the mask outside of which there is something else in their place."""
@@ -195,7 +195,7 @@ def _back(made: _Made, axes: list[int | None]) -> list[int | None]:
 
 def _weights(softmax: _Softmax) -> Array:
     """Return exp(score - logsumexp(score)), computed in float32 or in the scores' wider dtype."""
-    axes, shown, counted = softmax.axes, softmax.shown, softmax.counted
+    axes, mask, counted = softmax.axes, softmax.shown, softmax.counted
 
     def _value(scores: Array) -> Array:
         summed = scores if counted is None else jnp.where(counted, scores, -jnp.inf)
@@ -203,7 +203,7 @@ def _weights(softmax: _Softmax) -> Array:
         largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
         total = largest + jnp.log(jnp.exp(summed - largest).sum(axes, keepdims=True))
         weights = jnp.exp(scores - total)
-        return weights if shown is None else jnp.where(shown, weights, 0.0)
+        return weights if mask is None else jnp.where(mask, weights, 0.0)
 
     weights = jax.custom_jvp(_value)
 

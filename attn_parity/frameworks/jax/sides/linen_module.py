@@ -88,8 +88,8 @@ class LinenModule:
             for (collection, path), leaf in self.variables.items():
                 name = dotted(path)
                 if (collection in ROLES) == is_weight and (is_weight or is_numeric(leaf)):
-                    taken = name in self.places or name in self._others
-                    places[f"{collection}.{name}" if taken else name] = collection, path
+                    is_ambiguous = name in self.places or name in self._others
+                    places[f"{collection}.{name}" if is_ambiguous else name] = collection, path
         self.known: dict[Path, _Known] = {}
 
     @property

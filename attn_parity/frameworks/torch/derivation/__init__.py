@@ -73,12 +73,12 @@ def read_config(source: Mapping[str, object] | str | os.PathLike[str]) -> Mappin
     """
     if isinstance(source, Mapping):
         config: object = source
-        shown = "config"
+        label = "config"
     elif isinstance(source, str) and not Path(source).is_dir():
         return {"model_type": source}
     elif isinstance(source, str | os.PathLike):
         path = Path(source) / "config.json"
-        shown = str(path)
+        label = str(path)
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -89,7 +89,7 @@ def read_config(source: Mapping[str, object] | str | os.PathLike[str]) -> Mappin
         )
     keys = multimodal.text_of(config) if isinstance(config, Mapping) else {}
     if not isinstance(keys.get("model_type"), str):
-        raise ValueError(f"{shown} has no model_type")
+        raise ValueError(f"{label} has no model_type")
     return keys
 
 

@@ -235,7 +235,7 @@ def rows(
         has_bias: whether shared layers may have biases.
         may_lack_shared: whether a model may have no shared layers.
     """
-    both = bool(experts.file_experts or experts.files)
+    has_two_forms = bool(experts.file_experts or experts.files)
     for ours, name in experts.named.items():
         if ours.startswith("ff.shared.") and ours.endswith(".bias"):
             continue
@@ -244,7 +244,7 @@ def rows(
             continue
         pattern, part = ("e -> part e", "part") if ours in experts.rows_of_one else ("... -> ...", "")
         optional = may_lack_shared and "shared" in ours
-        alternative = EXPERTS if both or not experts.gate_up else TOGETHER
+        alternative = EXPERTS if has_two_forms or not experts.gate_up else TOGETHER
         yield Row(layer + name, (OURS + ours,), pattern, part=part, branch=alternative, optional=optional)
         if has_bias and ours.startswith("ff.shared.") and ours.endswith(".weight"):
             yield Row(f"{layer}{name.removesuffix('.weight')}.bias", (f"{OURS}{ours.removesuffix('.weight')}.bias",),
@@ -261,7 +261,7 @@ def rows(
     if experts.shared_gate_up:
         ours_parts = tuple(f"{OURS}ff.shared.{fc}.weight" for fc in parts)
         yield Row(layer + experts.shared_gate_up, ours_parts, "o i -> (part o) i", part="part",
-                  branch=EXPERTS if both else TOGETHER, optional=may_lack_shared)  # fmt: skip
+                  branch=EXPERTS if has_two_forms else TOGETHER, optional=may_lack_shared)  # fmt: skip
 
 
 def both_names(experts: Experts, rows: Iterable[Row], layer: str) -> Iterator[Row]:

@@ -178,7 +178,7 @@ def error_of(theirs: Tensor, ours: Tensor, bound: float = BOUND) -> float:
     return float((theirs - ours).abs().max()) / (bound * largest)
 
 
-def check_logits(pair: ModelPair, shown: str, seed: int = 1, logits: Tensor | None = None) -> None:
+def check_logits(pair: ModelPair, label: str, seed: int = 1, logits: Tensor | None = None) -> None:
     """Compare logits; `logits` are those of the instance, where they are known.
 
     Raises:
@@ -192,7 +192,7 @@ def check_logits(pair: ModelPair, shown: str, seed: int = 1, logits: Tensor | No
         theirs = pair.theirs(ids, use_cache=False).logits if logits is None else logits
         ours = pair.ours(ids)
     if error_of(theirs, ours) > 1:
-        raise WrongError(f"logits differ by {float((theirs - ours).abs().max()):.1e} with {shown}")
+        raise WrongError(f"logits differ by {float((theirs - ours).abs().max()):.1e} with {label}")
 
 
 def check_padding(pair: ModelPair, side: str, seed: int = 2) -> None:

@@ -51,8 +51,8 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
         "rope_parameters",
         *LISTS,
     ):
-        shown = json.dumps(dict(changes))[:200]
-        raise DerivationError(f"{shown}: {subject.model_class.__name__} computes something else with it than ours")
+        excerpt = json.dumps(dict(changes))[:200]
+        raise DerivationError(f"{excerpt}: {subject.model_class.__name__} computes something else with it than ours")
     value = changes[key]
     meant = proof.as_file(subject.config(subject.keys(**changes))).get(key)
     if isinstance(value, str) and isinstance(meant, str) and meant != value:

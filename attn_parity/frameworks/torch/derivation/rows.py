@@ -67,11 +67,11 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
         if role == "activation":  # which other activations have no numbers of
             yield from (Row(f"{theirs}.{one}", (f"{OURS}ff.layers.1.{one}",), optional=True) for one in XIELU)
         elif role == "gate_up":
-            both = ("fc1", "fc2") if gate_first else ("fc2", "fc1")
-            parts = tuple(f"{OURS}ff.{one}.weight" for one in both)
+            layers = ("fc1", "fc2") if gate_first else ("fc2", "fc1")
+            parts = tuple(f"{OURS}ff.{one}.weight" for one in layers)
             yield Row(f"{theirs}.weight", parts, "o i -> (part o) i", part="part", branch=branch)
             yield from (
-                Row(f"{theirs}.bias", tuple(f"{OURS}ff.{one}.bias" for one in both), "o -> (part o)", part="part")
+                Row(f"{theirs}.bias", tuple(f"{OURS}ff.{one}.bias" for one in layers), "o -> (part o)", part="part")
                 for _ in _biases(structure, join(child, name))
             )
         else:

@@ -289,7 +289,7 @@ def _part(
     roles: Mapping[str, tuple[str, ...]],
     needed: tuple[str, ...],
     what: str,
-    taken: tuple[str, ...] = (),
+    excluded: tuple[str, ...] = (),
 ) -> tuple[str, dict[str, str]]:
     """Return the child of a block with layers of the needed roles, and role -> name in it; "" is the block itself."""
     names = {name: role for role, some in roles.items() for name in some}
@@ -298,13 +298,13 @@ def _part(
         for name, module in block.get_submodule(child).named_modules():
             ends = [".".join(name.split(".")[-length:]) for length in (2, 1)]
             role = next((names[end] for end in ends if end in names), None)
-            is_taken = not child and name.startswith(tuple(filter(None, taken)))
-            if role is not None and not is_taken and any(True for _ in module.parameters(recurse=False)):
+            is_excluded = not child and name.startswith(tuple(filter(None, excluded)))
+            if role is not None and not is_excluded and any(True for _ in module.parameters(recurse=False)):
                 by_role.setdefault(role, name)
         if any(role in by_role for role in needed):
             return child, by_role
-    shown = ", ".join(f"{child} ({type(getattr(block, child)).__name__})" for child in order)
-    raise DerivationError(f"no {what} layers of ours among {shown}; the nearest have {' or '.join(needed)}")
+    children = ", ".join(f"{child} ({type(getattr(block, child)).__name__})" for child in order)
+    raise DerivationError(f"no {what} layers of ours among {children}; the nearest have {' or '.join(needed)}")
 
 
 def _norms(
@@ -342,8 +342,8 @@ def _norms(
         near = difflib.get_close_matches(others[0], names, 1, 0.0)[0]
         raise DerivationError(f"{others[0]} ({classes[others[0]]}) has no role in our blocks; the nearest is {near}")
     if word not in PATTERNS:
-        shown = ", ".join(f"{name} ({classes[name]})" for name in order)
-        raise DerivationError(f"{shown}: norms in an order that our blocks lack; the nearest is 'sandwich'")
+        listing = ", ".join(f"{name} ({classes[name]})" for name in order)
+        raise DerivationError(f"{listing}: norms in an order that our blocks lack; the nearest is 'sandwich'")
     return tuple(norms), PATTERNS[word]
 
 
@@ -387,8 +387,8 @@ def _flags(
                 presence[field].append(any(front + name in names for front in fronts))
         mixed = [field for field, some in presence.items() if len(set(some)) > 1]
         if mixed:
-            shown = ", ".join(name for name, field in fields.items() if field == mixed[0])
-            raise DerivationError(f"{mixed[0]}: biases of some of {shown} alone, which ours lack")
+            fields_listed = ", ".join(name for name, field in fields.items() if field == mixed[0])
+            raise DerivationError(f"{mixed[0]}: biases of some of {fields_listed} alone, which ours lack")
         return {field: some[0] for field, some in presence.items()}
 
     usual = present(shapes)

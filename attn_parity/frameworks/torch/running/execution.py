@@ -114,10 +114,10 @@ class Execution:
                 raise
             except Exception as error:  # whatever the module raises is told as its own
                 names = arguments.named(self.subject.argument_names)
-                shown = [
+                labels = [
                     f"{name} {leaf.dtype.name} {leaf.shape}" for name, leaf in zip(names, arguments.leaves, strict=True)
                 ]
-                raise failure(error, self.dtype, self.label, self.subject.side.modules(), shown) from error
+                raise failure(error, self.dtype, self.label, self.subject.side.modules(), labels) from error
             named = dict(zip(tensors, gradients[len(leaves) :], strict=False))
             lent = {name: one for name, one in tensors.items() if name in named and isinstance(one, LentTensor)}
             named |= {name: _gradient(one) for name, one in lent.items()}

@@ -225,8 +225,8 @@ def _scores(named: dict[str, Any]) -> tuple[Tensor, float]:
     if named.get("is_causal"):
         # Upper left: query i sees keys up to i, also where there are more keys than queries, as torch documents
         # is_causal.
-        shown = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = torch.where(shown, scores, -torch.inf)
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = torch.where(visible, scores, -torch.inf)
     return scores, factor
 
 
