@@ -19,7 +19,8 @@ from attn_bridge.whole_files import read_text
 from .factories import Factory, holds_tree, labels, load
 from .results.findings import SCHEMA, PairedParameter
 from .results.report import Report
-from .sides.subject import Array, Arrays, flatten, replace
+from .sides.subject import Array, Arrays
+from .sides.trees import flatten, replace
 
 HOW = "its README.md says how to run it again"
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ..printable import printable
 from ..weights.placements import LayoutError, Placement, SettingError, Shape, joined
-from .dimensions import WORDS, Axes, Symbol, axes_of
+from .dimension_tables import WORDS, Symbol
+from .dimensions import Axes, axes_of
 
 if TYPE_CHECKING:
     from .layout import Layout, Settings

@@ -54,19 +54,17 @@ from .mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from .multi_head_attention import MultiHeadAttentionConfig
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapperConfig
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
-from .position import (
-    Alibi,
+from .position import Alibi, RelativeBias, Rotary
+from .rms_norm import RMSNormConfig
+from .rope_scaling import (
     LinearScaling,
     Llama3Scaling,
     LongRoPEScaling,
     NTKScaling,
     ProportionalScaling,
-    RelativeBias,
-    Rotary,
     Scaling,
     YaRNScaling,
 )
-from .rms_norm import RMSNormConfig
 from .self_attention_v1 import SelfAttentionV1Config
 from .self_attention_v2 import SelfAttentionV2Config
 from .simple_self_attention import SimpleSelfAttentionConfig

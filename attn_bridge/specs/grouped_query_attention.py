@@ -16,18 +16,9 @@ from ..validation import check_number
 from .base import DERIVED, LATER, Axis, Config, Example, Parameter, Variant, linear, matrix, vector
 from .layer_norm import LayerNormConfig
 from .model import below
-from .position import (
-    MAX_DISTANCE,
-    Alibi,
-    LinearScaling,
-    Llama3Scaling,
-    NTKScaling,
-    ProportionalScaling,
-    RelativeBias,
-    Rotary,
-    YaRNScaling,
-)
+from .position import MAX_DISTANCE, Alibi, RelativeBias, Rotary
 from .rms_norm import RMSNormConfig
+from .rope_scaling import LinearScaling, Llama3Scaling, NTKScaling, ProportionalScaling, YaRNScaling
 
 
 @dataclasses.dataclass(frozen=True)

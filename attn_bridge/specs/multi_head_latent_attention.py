@@ -10,8 +10,9 @@ import dataclasses
 from ..masks import Mask, causal, sliding_window
 from .base import DERIVED, Axis, Config, Example, Parameter, Variant, linear
 from .model import below
-from .position import Rotary, YaRNScaling
+from .position import Rotary
 from .rms_norm import RMSNormConfig
+from .rope_scaling import YaRNScaling
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,8 @@ from .base import Example, Parameter, Variant
 from .lightning_indexer import Indexer
 from .model import below
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
-from .position import Rotary, YaRNScaling
+from .position import Rotary
+from .rope_scaling import YaRNScaling
 
 
 @dataclasses.dataclass(frozen=True)

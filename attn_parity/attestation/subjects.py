@@ -20,7 +20,8 @@ import attn_bridge
 
 from .. import repro
 from ..factories import Factory
-from ..sides.subject import Array, flatten
+from ..sides.subject import Array
+from ..sides.trees import flatten
 
 JUDGE = ("attn_bridge", "attn_parity", "torch_attn", "jax_attn", "attn_kernels")
 """Packages whose code decides a verdict."""

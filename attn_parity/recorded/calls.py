@@ -16,7 +16,8 @@ from attn_bridge import backends
 from ..samples.calls import to_numpy
 from ..sides.libraries import Value
 from ..sides.modes import IN_TRAIN_MODE
-from ..sides.subject import Arguments, flatten, is_array, load_adapter
+from ..sides.subject import Arguments, is_array, load_adapter
+from ..sides.trees import flatten
 
 MAX_CALLS = 8
 """Calls of one submodule that are stored by default."""

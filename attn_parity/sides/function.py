@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from attn_bridge.backends import _ARRAY_HOMES, PACKAGES, Framework
 
-from .subject import flatten
+from .trees import flatten
 
 
 @dataclasses.dataclass(frozen=True)

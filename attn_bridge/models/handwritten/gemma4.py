@@ -14,7 +14,8 @@ from ...specs.feed_forward import Activation, FeedForwardConfig, HiddenActivatio
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ...specs.layer_embeddings import LayerEmbeddingsConfig, LayerInputConfig
 from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
-from ...specs.position import ProportionalScaling, Rotary
+from ...specs.position import Rotary
+from ...specs.rope_scaling import ProportionalScaling
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
 from ..layout import Layout

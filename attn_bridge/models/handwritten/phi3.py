@@ -7,7 +7,7 @@ from typing import Any
 from ...masks import causal, sliding_window
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ...specs.position import LongRoPEScaling
+from ...specs.rope_scaling import LongRoPEScaling
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
 from ..reading.decoders import attention_of, read_feed_forward, read_llama_model, read_rms_norm, write_llama_decoder

@@ -8,17 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...printable import printable
-from ...specs.position import (
-    AxesLayout,
-    LinearScaling,
-    Llama3Scaling,
-    LongRoPEScaling,
-    NTKScaling,
-    Pairing,
-    Rotary,
-    Scaling,
-    YaRNScaling,
-)
+from ...specs.position import AxesLayout, Pairing, Rotary
+from ...specs.rope_scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, NTKScaling, Scaling, YaRNScaling
 from .model_config import ConfigFile, as_number
 
 Values = Mapping[str, Any]

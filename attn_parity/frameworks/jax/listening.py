@@ -12,7 +12,8 @@ from flax import linen, nnx
 from ...recorded.calls import Recording, attributes_of, bound
 from ...sides.libraries import Value
 from ...sides.patching import replaced
-from ...sides.subject import Arguments, flatten, replace
+from ...sides.subject import Arguments
+from ...sides.trees import flatten, replace
 from .sides.adapter import dotted
 
 _PATH = "attn_bridge_recorded_path"

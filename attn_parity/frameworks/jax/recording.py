@@ -17,7 +17,8 @@ from jax import Array
 from jax.extend import core
 from jax.interpreters import ad, batching
 
-from ...sides.subject import Arguments, Call, DtypeCall, ModuleFailedError, Substitute, flatten, replace
+from ...sides.subject import Arguments, Call, DtypeCall, ModuleFailedError, Substitute
+from ...sides.trees import flatten, replace
 from .probes.numpy_interpreter import NOTE, is_jax_array
 
 recording = jax.make_user_context(0)

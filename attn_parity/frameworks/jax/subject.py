@@ -33,10 +33,9 @@ from ...sides.subject import (
     Run,
     SideWeight,
     Submodule,
-    flatten,
     is_array,
-    plain_values,
 )
+from ...sides.trees import flatten, plain_values
 from ...stack import raised_at
 from .drawing import _draws_more
 from .probed import TAPES, ProbedSide

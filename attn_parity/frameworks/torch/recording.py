@@ -18,7 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from torch_attn.functional import dtype_name
 
-from ...sides.subject import Arguments, Array, Call, DtypeCall, flatten, replace
+from ...sides.subject import Arguments, Array, Call, DtypeCall
+from ...sides.trees import flatten, replace
 from .running.replicas import cut_of, read
 from .weights import is_tensor, unreadable
 

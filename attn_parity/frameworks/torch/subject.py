@@ -34,8 +34,8 @@ from ...sides.subject import (
     SideWeight,
     Submodule,
     Substitute,
-    plain_values,
 )
+from ...sides.trees import plain_values
 from .drawing import drawing
 from .recording import CallRecorder, DtypeRecorder
 from .running.execution import Execution, NeedsBackwardError, as_written, can_build_extensions

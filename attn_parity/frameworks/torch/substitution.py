@@ -13,7 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from torch_attn.backend import from_numpy
 from torch_attn.shards import cut_as
 
-from ...sides.subject import Array, ModuleFailedError, Substitute, flatten, replace
+from ...sides.subject import Array, ModuleFailedError, Substitute
+from ...sides.trees import flatten, replace
 from .weights import is_tensor
 
 

@@ -21,7 +21,8 @@ from torch_attn.functional import dtype_name
 
 from ...sides.entries import picked
 from ...sides.function import Function
-from ...sides.subject import WHOLE, Arguments, ModuleFailedError, Returned, SideWeight, flatten, replace, signature_of
+from ...sides.subject import WHOLE, Arguments, ModuleFailedError, Returned, SideWeight, signature_of
+from ...sides.trees import flatten, replace
 
 STATISTICS = ("running_mean", "running_var")
 """Buffers that training changes and that Flax keeps as batch statistics; every other buffer is state."""

@@ -11,7 +11,8 @@ from attn_bridge.models import families
 from attn_bridge.specs.decoder_model import DecoderConfig
 from attn_bridge.specs.feed_forward import FeedForwardConfig
 from attn_bridge.specs.grouped_query_attention import QKNorm
-from attn_bridge.specs.position import LinearScaling, Llama3Scaling, LongRoPEScaling, NTKScaling, Rotary, YaRNScaling
+from attn_bridge.specs.position import Rotary
+from attn_bridge.specs.rope_scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, NTKScaling, YaRNScaling
 
 VOCABULARY = 31
 SIZES: dict[str, Any] = {

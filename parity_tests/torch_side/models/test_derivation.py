@@ -17,7 +17,9 @@ from attn_bridge.models.derived.description import loads
 from attn_bridge.models.rows.decoder import EMBEDDINGS, OURS, PREFIXES
 from attn_parity.frameworks.torch.derivation import (
     DerivationError,
+    choices,
     derive,
+    model_pair,
     proof,
     rows,
     search,
@@ -60,10 +62,10 @@ ALWAYS = ("starcoder2", "cohere", "exaone4", "hy_v3", "glm4_moe_lite", "phimoe",
 
 @some("name", list(BY_NAME), ALWAYS)
 def test_packaged_family_computes_what_transformers_does(name):
-    reader = proof.reader_of(BY_NAME[name])
+    reader = model_pair.reader_of(BY_NAME[name])
     proof.check_defaults(found(name), reader)
     with promoted():
-        pair = proof.make_pair(found(name), reader, found(name).keys(), seed=7)
+        pair = model_pair.make_pair(found(name), reader, found(name).keys(), seed=7)
         proof.check_logits(pair, "the usual instance")
         proof.check_padding(pair, "left")
         proof.check_cache(pair)
@@ -86,7 +88,7 @@ def test_right_rows_are_among_the_likeliest(name):
     model = subject.find(name)
     parts = structure.read(model)
     written = []
-    for _, arguments in itertools.islice(search._proposals(search._choices(model, parts)), LIKELIEST):
+    for _, arguments in itertools.islice(search._proposals(choices.choices_of(model, parts)), LIKELIEST):
         arguments.pop("renamed", None)
         written.append(rows.rows(parts, **arguments))
     assert BY_NAME[name].rows in written
@@ -148,13 +150,13 @@ QUICK = (
 @some("fault", list(PLANTED), QUICK)
 def test_proof_refuses_wrong_family(fault):
     name, wrong = PLANTED[fault]
-    with pytest.raises(proof.WrongError):
+    with pytest.raises(model_pair.WrongError):
         proof.prove(found(name), wrong, flax=False)
 
 
 def test_config_that_lacks_memory_is_not_one_that_the_class_cannot_run(monkeypatch):
     model = dataclasses.replace(found("hunyuan_v1_moe"), kept={})
-    right, reader = subject.ModelClass.instance, proof.reader_of(BY_NAME["hunyuan_v1_moe"])
+    right, reader = subject.ModelClass.instance, model_pair.reader_of(BY_NAME["hunyuan_v1_moe"])
 
     def instance(self, keys, seed=0):
         if keys.get("rope_parameters") == STRETCHED:
@@ -167,13 +169,13 @@ def test_config_that_lacks_memory_is_not_one_that_the_class_cannot_run(monkeypat
             proof.try_change(model, reader, {"rope_parameters": STRETCHED})
     assert proof.try_change(model, reader, {"rope_parameters": STRETCHED}) == "equal"
     _, wrong = PLANTED["hunyuan_v1_moe: base not stretched"]
-    with pytest.raises(proof.WrongError, match=r"^logits differ by "):
-        proof.try_change(model, proof.reader_of(wrong), {"rope_parameters": STRETCHED})
+    with pytest.raises(model_pair.WrongError, match=r"^logits differ by "):
+        proof.try_change(model, model_pair.reader_of(wrong), {"rope_parameters": STRETCHED})
 
 
 def test_class_without_a_planted_fault_cannot_run_what_would_tell():
     half = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-    reader = proof.reader_of(BY_NAME["solar_open"])
+    reader = model_pair.reader_of(BY_NAME["solar_open"])
     assert proof.try_change(found("solar_open"), reader, {"rope_parameters": half}) == "impossible"
 
 
@@ -186,7 +188,7 @@ def test_proof_refuses_window_off_by_one(name, monkeypatch):
         return mask if mask.reach is None else sliding_window(mask.reach + 1)
 
     monkeypatch.setattr(reading, "mask_of", wider)
-    with pytest.raises(proof.WrongError, match=r"^logits differ by .* with the usual instance$"):
+    with pytest.raises(model_pair.WrongError, match=r"^logits differ by .* with the usual instance$"):
         proof.prove(found(name), BY_NAME[name], flax=False)
 
 

@@ -16,7 +16,8 @@ from attn_bridge.cli.app import run as command
 from attn_bridge.models import families, layouts
 from attn_bridge.models.reading import multimodal
 from attn_bridge.specs import DecoderConfig
-from attn_bridge.specs.position import LinearScaling, LongRoPEScaling, NTKScaling, Rotary, YaRNScaling
+from attn_bridge.specs.position import Rotary
+from attn_bridge.specs.rope_scaling import LinearScaling, LongRoPEScaling, NTKScaling, YaRNScaling
 from attn_bridge.weights.templates import match
 from attn_parity.frameworks.torch.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy

@@ -22,8 +22,9 @@ from jax.typing import ArrayLike
 from ....sides.arrays import LargeWeight, lends
 from ....sides.dropout_masks import MaskPlan, Masks
 from ....sides.entries import picked
-from ....sides.subject import WHOLE, Arguments, ModuleFailedError, Returned, flatten
+from ....sides.subject import WHOLE, Arguments, ModuleFailedError, Returned
 from ....sides.tables import Tables
+from ....sides.trees import flatten
 from ..probes.literals import evaluate_literals
 from ..probes.logsumexp import with_logsumexp
 from ..probes.numpy_interpreter import bind, inline, is_jax_array, last_uses

@@ -4,9 +4,9 @@ In: a ``model_type`` that the installed `transformers` has. Out: an `attn_bridge
 `DerivationError` that names the first part that is not understood.
 
 `subject` makes tiny random instances and records which keys of a config they read; `structure` reads names, shapes and
-the order of calls; `search` proposes the rest and takes the proposal that computes the same; `proof` compares on many
-configs, which `key_changes` makes. A proposal may be wrong, a proof may not: `proof` does not know how a proposal was
-made.
+the order of calls; `choices` lists what they leave open, and `search` takes the choices that compute the same on a
+`model_pair`; `proof` compares on many configs, which `key_changes` makes. A proposal may be wrong, a proof may not:
+`proof` does not know how a proposal was made.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from attn_bridge.models.family import Family
 from attn_bridge.models.reading import multimodal
 from attn_bridge.printable import printable
 
-from . import proof, repair, search, structure, subject
+from . import model_pair, proof, repair, search, structure, subject
 from .subject import DerivationError
 
 __all__ = ["DerivationError", "check", "derive", "derive_family", "read_config"]
@@ -49,7 +49,7 @@ def derive(model_type: str, *, flax: bool = True) -> Description:
     description = repair.tidy(model, parts, proposal)
     try:
         return dataclasses.replace(description, proof=proof.prove(model, description, flax=flax))
-    except proof.WrongError as error:
+    except model_pair.WrongError as error:
         raise DerivationError(f"{model.model_class.__name__} could not be proven: {error}") from error
 
 
@@ -124,5 +124,5 @@ def check(family: Family, *, flax: bool = False) -> Mapping[str, object]:
     model = subject.find(family.description.model_type).fitting(family.description.fixed)
     try:
         return proof.prove(model, family.description, flax=flax)
-    except proof.WrongError as error:
+    except model_pair.WrongError as error:
         raise DerivationError(f"{model.model_class.__name__} is not what the family describes: {error}") from error

@@ -13,9 +13,10 @@ from attn_bridge.models.derived.reading import FamilyReader, layout_of
 from attn_bridge.models.layout import Layout
 
 from . import experts as mixtures
-from . import proof
+from . import model_pair, proof
+from .choices import EPS, inner_key
 from .key_changes import changes_of
-from .search import EPS, LISTS, inner_key
+from .search import LISTS
 from .structure import Structure
 from .subject import ABSENT, LAYERS, DerivationError, ModelClass
 
@@ -33,7 +34,7 @@ def fix_keys(subject: ModelClass, description: Description) -> Description:
             try:
                 proof.try_change(subject, reader, changes)
                 break
-            except proof.WrongError:
+            except model_pair.WrongError:
                 description = _fixed(subject, description, changes)
     return description
 
@@ -54,7 +55,7 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
         excerpt = json.dumps(dict(changes))[:200]
         raise DerivationError(f"{excerpt}: {subject.model_class.__name__} computes something else with it than ours")
     value = changes[key]
-    meant = proof.as_file(subject.config(subject.keys(**changes))).get(key)
+    meant = model_pair.as_file(subject.config(subject.keys(**changes))).get(key)
     if isinstance(value, str) and isinstance(meant, str) and meant != value:
         renamed = {**description.renamed.get(key, {}), value: meant}
         return dataclasses.replace(description, renamed={**description.renamed, key: renamed})
@@ -69,7 +70,7 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
         try:
             proof.try_change(subject, reader, {**changes, "layer_types": kinds})
             proof.try_change(subject, reader, changes)
-        except proof.WrongError:
+        except model_pair.WrongError:
             pass
         else:
             return dataclasses.replace(description, fixed_pattern={**of_pattern, key: (usual,)})
@@ -82,7 +83,7 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
         },
     )
     if isinstance(value, bool) and "model.embedding_scale" not in description.fields:
-        with contextlib.suppress(proof.WrongError):
+        with contextlib.suppress(model_pair.WrongError):
             if proof.try_change(subject, FamilyReader(switched, layout_of(switched)), changes) == "equal":
                 return switched
     if key not in description.same and (size := _size_of(subject, description, key)):
@@ -101,14 +102,14 @@ def _size_of(subject: ModelClass, description: Description, key: str) -> str:
     Both change together: a number that equals the width of the usual instance by chance is not the width.
     """
     usual = subject.keys()
-    value = proof.as_file(subject.config(usual)).get(key)
+    value = model_pair.as_file(subject.config(usual)).get(key)
     for size in ("hidden_size", "vocab_size"):
         inner = inner_key(subject, size)
         if key == size or inner not in usual or value != usual[inner]:
             continue
         same = dataclasses.replace(description, same={**description.same, key: size})
         reader = FamilyReader(same, layout_of(same))
-        with contextlib.suppress(proof.WrongError):
+        with contextlib.suppress(model_pair.WrongError):
             changes = [{inner: number, key: number} for number in (4 * value, value // 2)]
             if all(proof.try_change(subject, reader, change) == "equal" for change in changes):
                 return size

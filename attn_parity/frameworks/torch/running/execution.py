@@ -27,8 +27,9 @@ from torch_attn.shards import cut_as, is_sharded
 from ....sides.arrays import lends
 from ....sides.dropout_masks import Masks
 from ....sides.shards import Shares
-from ....sides.subject import WHOLE, Arguments, Array, CannotPromoteError, ModuleFailedError, Run, culprit, plain_values
+from ....sides.subject import WHOLE, Arguments, Array, CannotPromoteError, ModuleFailedError, Run, culprit
 from ....sides.tables import STILL
+from ....sides.trees import plain_values
 from ....stack import raised_at
 from ..weights import TorchPart, outputs_of
 from .flash import Flash, LogSumExp

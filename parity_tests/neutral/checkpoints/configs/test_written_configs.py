@@ -18,15 +18,8 @@ from attn_bridge.models.reading.differences import differences
 from attn_bridge.specs import BertEncoderConfig, GPTModelConfig
 from attn_bridge.specs.as_json import as_json
 from attn_bridge.specs.layer_norm import LayerNormConfig
-from attn_bridge.specs.position import (
-    Alibi,
-    LinearScaling,
-    Llama3Scaling,
-    LongRoPEScaling,
-    NTKScaling,
-    Rotary,
-    YaRNScaling,
-)
+from attn_bridge.specs.position import Alibi, Rotary
+from attn_bridge.specs.rope_scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, NTKScaling, YaRNScaling
 from parity_tests.support.calls import cover
 from parity_tests.support.models.drawn_decoders import draw
 from parity_tests.support.models.hf_configs import PUBLISHED

@@ -14,7 +14,7 @@ from attn_bridge.checkpoints import configs
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.models import families
 from attn_bridge.specs import GroupedQueryAttentionConfig, Rotary
-from attn_bridge.specs.position import YaRNScaling
+from attn_bridge.specs.rope_scaling import YaRNScaling
 from attn_bridge.weights.placements import LayoutError
 from parity_tests.fuzz.samples import write
 from parity_tests.support.models.hf_configs import LATENT_HEADS

@@ -10,7 +10,8 @@ import pytest
 from attn_bridge.checkpoints.containers.base import numpy_dtype
 from attn_bridge.masks import causal, sliding_window
 from attn_bridge.models import families
-from attn_bridge.specs.position import Alibi, LinearScaling, Llama3Scaling, Rotary, YaRNScaling
+from attn_bridge.specs.position import Alibi, Rotary
+from attn_bridge.specs.rope_scaling import LinearScaling, Llama3Scaling, YaRNScaling
 
 SMALL = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "attention_bias": True}
 LLAMA = {"model_type": "llama", **SMALL, "attention_bias": False, "num_hidden_layers": 2}

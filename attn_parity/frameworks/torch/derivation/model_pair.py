@@ -1,0 +1,139 @@
+"""A tiny model of a class, and the model of ours that a description makes of its config and weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from attn_bridge import backends
+from attn_bridge.models.derived.description import Description
+from attn_bridge.models.derived.known import layout_for
+from attn_bridge.models.derived.reading import FamilyReader
+from attn_bridge.models.layout import Layout
+from attn_bridge.models.reading.decoders import make_decoder
+from attn_bridge.models.reading.model_config import ConfigFile
+from attn_bridge.specs.decoder_model import DecoderConfig
+
+from ..running.promotion import promoted
+from .subject import ABSENT, ModelClass
+
+
+class WrongError(ValueError):
+    """The description computes something else than the class; the message names the config and the tensor."""
+
+
+class RefusedError(ValueError):
+    """A config that the description refuses to read."""
+
+
+@dataclasses.dataclass
+class ModelPair:
+    """An instance, and ours with the same weights.
+
+    Attributes:
+        theirs: the instance.
+        ours: a `DecoderModel` of torch.
+        config: its config.
+        names: their names of the tensors -> shape.
+        layout: the table between both.
+        settings: the settings of that table.
+    """
+
+    theirs: nn.Module
+    ours: nn.Module
+    config: DecoderConfig
+    names: dict[str, tuple[int, ...]]
+    layout: Layout
+    settings: dict[str, Any]
+
+
+def reader_of(description: Description) -> FamilyReader:
+    """Return the reader of configs of a description."""
+    return FamilyReader(description, layout_for(description))
+
+
+def read(reader: FamilyReader, keys: Mapping[str, object]) -> DecoderConfig:
+    """Return the config in ours of a config.json.
+
+    Raises:
+        RefusedError: the description refuses it.
+    """
+    family, description = reader.family(), reader.description
+    config = ConfigFile(dict(keys), description.model_type, description.defaults, description.aliases, description.keys)
+    if family.block is None:
+        raise RefusedError("it has no blocks")
+    try:
+        return make_decoder(
+            config, family.depth, lambda one, layer: family.read(one, layer).config, family.block, family.model
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RefusedError(str(error)) from error
+
+
+def as_file(config: Any) -> dict[str, Any]:
+    """Return the config.json that `transformers` writes for a config."""
+    keys: dict[str, Any] = json.loads(json.dumps(config.to_dict()))
+    return keys
+
+
+def make_pair(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, object], seed: int = 0) -> ModelPair:
+    """Return an instance with these keys, and ours.
+
+    Raises:
+        RefusedError: the description refuses the config.
+        WrongError: the tensors differ from those of the description.
+    """
+    config = read(reader, as_file(subject.config(keys)))
+    shorter = read(reader, keys)
+    if shorter != config:
+        raise WrongError(
+            f"the config of {printed_keys(keys, subject)} is read otherwise where transformers adds its defaults"
+        )
+    with promoted():
+        theirs = subject.instance(keys, seed)
+    return pair_with(theirs, reader, config, keys)
+
+
+def pair_with(theirs: nn.Module, reader: FamilyReader, config: DecoderConfig, keys: Mapping[str, object]) -> ModelPair:
+    """Return an instance, and ours of a config with its weights."""
+    state = {name: tensor.detach().numpy() for name, tensor in _state(theirs).items()}
+    layout = reader.layout
+    settings = {**layout.read_settings({**reader.description.defaults, **keys}), "prefix": _prefix(layout, state)}
+    _, matches = layout.match(state)
+    dropped = {name for name, (row, _) in matches.items() if row.reason}
+    shapes = {name: tuple(array.shape) for name, array in state.items() if name not in dropped}
+    if "fused" in layout.settings:
+        settings["fused"] = int(any(name.endswith("gate_up_proj") and len(one) == 3 for name, one in shapes.items()))
+    ours = {parameter.rule.torch: parameter.shape for parameter in config.parameters}
+    try:
+        encoded = layout.encode(ours, settings)
+    except ValueError as error:
+        raise WrongError(f"the table of tensors does not hold ours: {error}") from error
+    if encoded.shapes != shapes:
+        odd = sorted(set(encoded.shapes.items()) ^ set(shapes.items()))
+        raise WrongError(f"{odd[0][0]}: the description and the class have other shapes for it, or one lacks it")
+    module = backends.load("torch").build_blank("DecoderModel", config, "float64")
+    backends.load("torch").set_weights(module, encoded.read(state))
+    return ModelPair(theirs, module.eval(), config, shapes, layout, settings)
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that a file of the model holds: a tied head is not among them."""
+    ties = getattr(model, "all_tied_weights_keys", None) or {}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in ties}
+
+
+def _prefix(layout: Layout, names: Mapping[str, object]) -> str:
+    return layout.match(names)[0]
+
+
+def printed_keys(keys: Mapping[str, object], subject: ModelClass) -> str:
+    """Return the keys of a config that differ from the usual ones, for messages."""
+    usual = subject.keys()
+    changes = {key: value for key, value in keys.items() if key not in usual or usual[key] != value}
+    changes |= dict.fromkeys(usual.keys() - keys.keys(), ABSENT)
+    return json.dumps(changes)[:200] if changes else "the usual instance"
