@@ -35,7 +35,8 @@ def choose_form(form: str | None, tokens: int, chunk_size: int = CHUNK_SIZE) -> 
         raise ValueError(f"chunk_size ({chunk_size}) must be at least 1")
     if form is not None:
         return "chunked" if form == "chunked" else "recurrent"
-    return "recurrent" if tokens == 1 else "chunked"
+    # A program for several sizes has a symbol or, in `torch.jit.trace`, a tensor for their number.
+    return "recurrent" if isinstance(tokens, int) and tokens == 1 else "chunked"
 
 
 def check_form(implementation: str | None) -> str | None:

@@ -185,7 +185,7 @@ def _checked(
         mask = _placed_checked(mask, shape, query.device)
         # Kernels without a mask are faster, and some take none.
         mask = None if isinstance(mask, Full) else mask
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = float(query.shape[-1]) ** -0.5 if scale is None else scale
     return implementations.KernelCall(
         query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights
     )

@@ -82,7 +82,7 @@ def attend(call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     allowed, is_causal = _split_mask(call)
     key, value = (array.transpose(1, 2) for array in (call.key, call.value))
     batch, queries, heads, width = call.query.shape
-    if queries == 1 and not is_causal and call.bias is None and _is_for_all_heads(allowed):
+    if is_true(queries == 1) and not is_causal and call.bias is None and _is_for_all_heads(allowed):
         # One query per head: those that share keys go together, so that the keys are read once and not once per head.
         query = call.query.reshape(batch, key.shape[1], heads // key.shape[1], width)
         context = fused(query, key, value, allowed, scale=call.scale, dropout=call.dropout)
@@ -171,7 +171,7 @@ def _is_restricted() -> bool:
 
 def _may_be_few(keys: int) -> bool:
     """Return whether there may be fewer keys than `MIN_KEYS`; a graph for any number of them stays one."""
-    return isinstance(keys, Tensor) or not is_surely(keys >= MIN_KEYS)  # a tensor under torch.jit.trace
+    return not is_surely(keys >= MIN_KEYS)
 
 
 def _is_unknown(query: Float[Tensor, "B H T D"], key: Float[Tensor, "B K S D"]) -> Bool[Tensor, "B H T 1"]:

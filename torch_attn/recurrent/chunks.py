@@ -11,6 +11,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from ..implementations.sizes import takes_other_sizes
+
 
 def scan(
     step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, sequences: Sequence[Tensor]
@@ -26,7 +28,7 @@ def scan(
 def cut(array: Tensor, pattern: str, chunk_size: int) -> Tensor:
     """Cut the tokens into chunks; the last is filled up with zeros, which decay nothing and write nothing."""
     tokens = array.shape[1]
-    if torch.compiler.is_exporting():  # a single chunk: a loop over chunks would fix their number, and the length by it
+    if takes_other_sizes():  # a single chunk: a loop over chunks would fix their number, and the length by it
         return rearrange(array, pattern, n=1).contiguous()
     size = min(chunk_size, tokens)
     filled = torch.nn.functional.pad(array, (0, 0) * (array.ndim - 2) + (0, -tokens % size))
@@ -49,7 +51,7 @@ def accumulate(log_decay: Tensor, written: Tensor) -> Tensor:
 
     Each of log2(t) rounds doubles the tokens that a total spans (Hillis and Steele 1986): no decay is divided by.
     """
-    if torch.compiler.is_exporting():  # the number of rounds would depend on the length
+    if takes_other_sizes():  # the number of rounds would depend on the length
         decay = decay_between(log_decay.permute(0, 2, 3, 1))
         return (decay @ written.permute(0, 2, 3, 1)[..., None])[..., 0].permute(0, 3, 1, 2)
     decay, span = torch.exp(log_decay), 1

@@ -138,3 +138,13 @@ def test_a_program_of_open_sizes_is_exported(case):
     program = torch.export.export(call, (tokens(case, 2, 70),), dynamic_shapes=(sizes,)).module()
     for x in (tokens(case, 1, 3), tokens(case, 2, LENGTH)):
         assert_close(program(x), call(x))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("case", CLASSES)
+def test_a_traced_program_takes_other_sizes(case):
+    call = made(case)[0]
+    for length in (1, 3):  # fewer than a window, or than an indexer chooses, see the first as a whole
+        program = torch.jit.trace(call, (tokens(case, 2, length),), check_trace=False)
+        for x in (tokens(case, 1, 3), tokens(case, 2, LENGTH)):
+            torch.testing.assert_close(program(x), call(x), rtol=1e-11, atol=1e-11)
