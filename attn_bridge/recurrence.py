@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from .validation import check_implementation, check_integer
+from .validation import check_implementation, check_integer, is_one_of
 
 Shape = tuple[int, ...]
 Form = Literal["chunked", "recurrent"]
@@ -68,7 +68,7 @@ def check_token_mask(shape: Shape, dtype: str, batch: int, tokens: int, longest:
     longest = tokens if longest is None else longest
     seen = f"{tokens}" if longest == tokens else f"{tokens} to {longest}"
     bare = (shape[0], shape[3]) if len(shape) == 4 and tuple(shape[1:3]) == (1, 1) else tuple(shape)
-    if len(bare) != 2 or bare[0] not in (1, batch) or not tokens <= bare[1] <= longest:
+    if len(bare) != 2 or not is_one_of(bare[0], (1, batch)) or not tokens <= bare[1] <= longest:
         raise ValueError(
             f"attention mask {_show(shape)} must have shape (B, S) = ({batch}, {seen}): "
             "a state shows every query the same tokens"
@@ -171,7 +171,7 @@ def check_trim(length: int, tokens: int) -> None:
         ValueError: neither 0 nor the number of tokens so far.
     """
     check_integer("length", length)
-    if length not in (0, tokens):
+    if not is_one_of(length, (0, tokens)):
         raise ValueError(f"length ({length}) must be 0 or {tokens}: a state does not tell what it was before")
 
 

@@ -8,6 +8,7 @@ key/value heads, D width of a key, Dv of a value.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -156,8 +157,8 @@ class KeyValueCache:
             The new cache, and the keys, values and mask for the new tokens.
 
         Raises:
-            ValueError: more tokens than the capacity, or shapes that do not fit. A jit knows the number of tokens only
-                when it runs: it raises then, and its results are NaN.
+            ValueError: more tokens than the capacity, or shapes that do not fit. A jit knows the number of tokens so
+                far, and whether a mask is for as many, only when it runs: it raises then, and its results are NaN.
         """
         validation.check_cached(self.key.shape, key.shape)
         validation.check_cached(self.value.shape, value.shape)
@@ -168,17 +169,16 @@ class KeyValueCache:
             )
         key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
         first, tokens = self.length, key.shape[1]
-        if isinstance(first, jax.core.Tracer):
-            validation.check_room(0, tokens, self.capacity)
-            key, value = self._check_room(key, value)
-        else:
-            validation.check_room(int(first), tokens, self.capacity)
+        known = int(first) if running.is_known(first) else None
+        validation.check_room(known or 0, tokens, self.capacity)
         if positions is None:
             positions = first + jnp.arange(tokens, dtype=jnp.int32)
         dtype = functional.dtype_name(positions, "positions")
         validation.check_positions(jnp.shape(positions), dtype, key.shape[0], tokens)
         hidden, mask = self._split(causal() if mask is None else mask, attention_mask, tokens)
-        self._check_mask(mask, num_heads, tokens, None if isinstance(first, jax.core.Tracer) else int(first) + tokens)
+        self._check_mask(mask, num_heads, tokens, (known or 0) + tokens)
+        if known is None:
+            key, value = self._check_length(key, value, mask, hidden, num_heads)
         padding = left_padding(mask)
         if padding is not None:
             mask = mask.behind(padding[:, None, None])
@@ -186,8 +186,8 @@ class KeyValueCache:
         if self.rolling:
             return self._padded(hidden)._roll(key, value, positions, hidden, mask)
         cache = self._padded(hidden)._write(key, value, positions, hidden)
-        if tokens > 1 and not isinstance(first, jax.core.Tracer):
-            return cache, cache._known_view(int(first), tokens, mask)
+        if tokens > 1 and known is not None:
+            return cache, cache._known_view(known, tokens, mask)
         return cache, cache._view(tokens, mask)
 
     def fill(
@@ -215,27 +215,56 @@ class KeyValueCache:
         hidden, _ = cache._split(full(), attention_mask, key.shape[1])
         return cache.append(key, value, mask=full(), attention_mask=hidden)[0]
 
-    def _check_mask(self, mask: Mask, num_heads: int | None, tokens: int, length: int | None) -> None:
-        """Refuse a mask here that the attention would not: keys are picked from its columns by their numbers."""
+    def _check_mask(self, mask: Mask, num_heads: int | None, tokens: int, length: int) -> None:
+        """Refuse a mask here that the attention would not: keys are picked from its columns by their numbers.
+
+        A jit does not know how many of the columns it needs: there may be more of them than `length`.
+        """
 
         def check(array: Array) -> None:
             heads = num_heads or (array.shape[1] if array.ndim == 4 else 1)
-            keys = length or (min(array.shape[-1], self.capacity) if array.ndim else 1)
+            keys = length
+            if array.ndim and not running.is_known(self.length):
+                keys = max(length, min(array.shape[-1], self.capacity))
             wanted = (self.key.shape[0], heads, tokens, keys)
             validation.check_attention_mask(array.shape, functional.dtype_name(array), wanted)
 
         mask.check_arrays(check)
-        mask.check_sizes(self.key.shape[0], length or tokens)
+        mask.check_sizes(self.key.shape[0], length)
 
-    def _check_room(self, key: Array, value: Array) -> tuple[Array, Array]:
+    def _check_length(
+        self, key: Array, value: Array, mask: Mask, hidden: Array | None, num_heads: int | None
+    ) -> tuple[Array, Array]:
         """Raise while a compiled function runs, and give it no numbers to go on with."""
         tokens = key.shape[1]
 
-        def check(length: int) -> None:
-            validation.check_room(length, tokens, self.capacity)
+        def check(first: int) -> None:
+            validation.check_room(first, tokens, self.capacity)
+            self._check_hidden(hidden, first + tokens)
+            self._check_mask(mask, num_heads, tokens, first + tokens)
 
-        fits = running.raise_unless(self.length + tokens <= self.capacity, check, self.length)
+        def is_too_long(length: int) -> bool:
+            try:
+                self._check_mask(mask, num_heads, tokens, length)
+            except ValueError:
+                return True
+            return False
+
+        length, longest = self.length + tokens, self.capacity
+        if next(mask.arrays(), None) is not None:
+            longest = bisect.bisect_left(range(longest + 1), True, key=is_too_long) - 1
+        fits = running.raise_unless((length <= longest) & self._is_hidden_of(hidden, length), check, self.length)
         return jnp.where(fits, key, jnp.nan), jnp.where(fits, value, jnp.nan)
+
+    def _check_hidden(self, hidden: Array | None, length: int | None) -> None:
+        """Check the ``(B, S)`` mask of padding, if any, against all tokens; None is a number that is not known yet."""
+        if hidden is not None:
+            shape, dtype = hidden.shape, functional.dtype_name(hidden)
+            validation.check_mask_of_cache(shape, dtype, self.key.shape[0], length, self.capacity)
+
+    def _is_hidden_of(self, hidden: Array | None, length: Array) -> Array | bool:
+        """Return what `_check_hidden` checks, for a number of tokens that a jit knows when it runs."""
+        return hidden is None or hidden.shape[1] == self.capacity or hidden.shape[1] == length
 
     def _write(self, key: Array, value: Array, positions: Array, hidden: Array | None) -> KeyValueCache:
         first, visible = self.length, self.visible
@@ -296,8 +325,7 @@ class KeyValueCache:
         array = placed.array
         length = None if isinstance(self.length, jax.core.Tracer) else int(self.length) + tokens
         if array.ndim == 2:
-            shape, dtype = array.shape, functional.dtype_name(array)
-            validation.check_mask_of_cache(shape, dtype, self.key.shape[0], length, self.capacity)
+            self._check_hidden(array, length)
             functional.look_at_mask(array, (self.key.shape[0], 1, 0, self.capacity))
             return array, mask
         return None, mask.restrict(array[..., :length] if array.ndim else array)
@@ -341,15 +369,16 @@ class KeyValueCache:
             ValueError: a cache without tokens, or a mask that does not fit. A jit knows the former when it runs: it
                 raises then, and the values of the view are NaN.
         """
+        hidden, mask = self._split(full(), attention_mask, 0)
         cache, has_context = self, self.length > 0
         if running.is_known(self.length):
             validation.check_has_context(bool(has_context))
         else:
-            has_context = running.raise_unless(has_context, validation.check_has_context, has_context)
+            fits = has_context & self._is_hidden_of(hidden, self.length)
+            has_context = running.raise_unless(fits, functools.partial(self._check_context, hidden), self.length)
             # One slot that everybody sees will do, and costs no copy of the others.
             first = jnp.where(has_context, self.value[:, 0], jnp.nan)
             cache = dataclasses.replace(self, value=self.value.at[:, 0].set(first))
-        hidden, mask = self._split(full(), attention_mask, 0)
         if hidden is not None:
             hidden = jnp.broadcast_to(hidden, (self.visible.shape[0], hidden.shape[1]))
             cache = dataclasses.replace(cache, visible=lax.dynamic_update_slice_in_dim(self.visible, hidden, 0, 1))
@@ -358,6 +387,10 @@ class KeyValueCache:
         if running.is_known(self.length):
             *arrays, visible = (one[:, : int(self.length)] for one in (*arrays, visible))
         return cache, View(arrays[0], arrays[1], mask.restrict(visible[:, None, None]), arrays[2])
+
+    def _check_context(self, hidden: Array | None, length: int) -> None:
+        validation.check_has_context(length > 0)
+        self._check_hidden(hidden, length)
 
     def next_positions(self) -> Int[Array, "B 1"]:
         """Return the position of each row's next token."""

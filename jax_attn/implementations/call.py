@@ -42,5 +42,4 @@ class KernelCall:
         if self.mask is None:
             return None
         _, _, queries, keys = self.scores_shape
-        positions = jnp.arange(max(queries, keys))
-        return self.mask.allowed(positions[:queries, None], positions[None, :keys])
+        return self.mask.allowed(jnp.arange(queries)[:, None], jnp.arange(keys)[None, :])

@@ -9,7 +9,7 @@ from flax import nnx
 from jax import export
 
 import jax_attn
-from attn_bridge import specs
+from attn_bridge import masks, specs
 
 MODULES = {
     "GroupedQueryAttention": specs.GroupedQueryAttentionConfig(8, 4, num_kv_heads=2, position=specs.Rotary()),
@@ -75,3 +75,44 @@ def test_a_full_cache_is_refused_under_jit_and_vmap():
     caches = jax.tree.map(lambda leaf: np.stack([leaf] * 3), cache)
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
         jax.block_until_ready(jax.jit(jax.vmap(lambda x, cache: module(x, cache=cache)))(inputs, caches))
+
+
+OTHER_TOKENS = {
+    "padding of the new token": (np.ones((2, 1), bool), r"2-D attention mask \(2, 1\) must be .* cached and new \(6\)"),
+    "padding of more tokens": (np.ones((2, 7), bool), r"2-D attention mask \(2, 7\) must be .* cached and new \(6\)"),
+    "an array": (np.ones((2, 1, 1, 4), bool), r"attention mask \(2, 1, 1, 4\) must broadcast to .* \(2, 4, 1, 6\)"),
+    "documents": (np.ones((2, 5), int), r"ids \(5\) must be one per token, got keys up to 6"),
+}
+
+
+@pytest.mark.parametrize("rolling", [False, True])
+@pytest.mark.parametrize("given", OTHER_TOKENS)
+def test_a_mask_over_other_tokens_is_refused_under_jit(given, rolling):
+    config = MODULES["GroupedQueryAttention"].replace(mask=masks.sliding_window(3))
+    module = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0))
+    cache = module(X, cache=module.init_cache(2, 8, rolling=rolling))[1]
+    array, message = OTHER_TOKENS[given]
+
+    def step(x, cache, array):
+        return module(x, cache=cache, attention_mask=masks.documents(array) if given == "documents" else array)[0]
+
+    with pytest.raises(ValueError, match=message):
+        step(X[:, :1], cache, array)
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
+        jax.block_until_ready(jax.jit(step)(X[:, :1], cache, array))
+    leaves, tree = jax.tree.flatten(cache)
+    program = export.export(jax.jit(lambda x, array, *leaves: step(x, tree.unflatten(leaves), array)))
+    assert np.isnan(program(X[:, :1], array, *leaves).call(X[:, :1], array, *leaves)).all()
+
+
+def test_a_mask_over_another_context_is_refused_under_jit():
+    module = jax_attn.CrossAttention(specs.CrossAttentionConfig(8, 2, d_context=8), rngs=nnx.Rngs(0))
+    cache = module(X, context=X[:, :4], cache=module.init_cache(2, 6))[1]
+    step = jax.jit(lambda x, cache, mask: module(x, cache=cache, attention_mask=mask)[0])
+    with pytest.raises(
+        (ValueError, jax.errors.JaxRuntimeError), match=r"mask \(2, 3\) must be .* cached and new \(4\)"
+    ):
+        jax.block_until_ready(step(X, cache, np.ones((2, 3), bool)))
+    shown = np.array([[True, True, False, True], [True] * 4])
+    wanted = module(X, context=X[:, :4], attention_mask=shown)
+    np.testing.assert_allclose(step(X, cache, shown), wanted, rtol=1e-5, atol=1e-6)

@@ -88,6 +88,18 @@ def test_a_bert_of_open_sizes_is_exported():
     np.testing.assert_allclose(program.call(ids), model(ids), rtol=1e-4, atol=1e-5)
 
 
+def test_a_masked_cross_attention_of_open_sizes_is_exported():
+    module = modules.make_example(jax_backend, "CrossAttention")[0]
+    b, t, s = export.symbolic_shape("b, t, s")
+    width = module.config.d_in
+    shapes = [((b, t, width), "float32"), ((b, s, width), "float32"), ((b, s), "bool")]
+    call = jax.jit(lambda x, context, mask: module(x, context=context, attention_mask=mask))
+    program = export.export(call)(*(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    for tokens_, keys in ((3, 6), (6, 3)):
+        arrays = modules.draw(2, tokens_, width), modules.draw(2, keys, width, seed=1), np.arange(keys) < [[3], [2]]
+        np.testing.assert_allclose(program.call(*arrays), call(*arrays), rtol=1e-4, atol=1e-5)
+
+
 def test_an_exported_length_beyond_the_context_is_refused():
     shape = jax.ShapeDtypeStruct(export.symbolic_shape(f"b, t, {D_IN}"), "float32")
     with pytest.raises(ValueError, match="context_length") as caught:

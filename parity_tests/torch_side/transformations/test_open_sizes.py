@@ -10,6 +10,7 @@ from attn_bridge.specs import (
     DecoderBlockConfig,
     DecoderConfig,
     FeedForwardConfig,
+    GatedDeltaNetConfig,
     GroupedQueryAttentionConfig,
     LayerNormConfig,
     Rotary,
@@ -83,4 +84,14 @@ def test_a_cache_takes_a_mask():
     call(torch.randn(3, 4, 16, dtype=torch.float64), cache=layer.init_cache(3, 9))
     x = torch.randn(2, 5, 16, dtype=torch.float64)
     found, expected = (run(x, attention_mask=mask, cache=layer.init_cache(2, 9))[0][mask] for run in (call, layer))
+    torch.testing.assert_close(found, expected)
+
+
+@torch.no_grad()
+def test_a_recurrent_layer_takes_a_mask():
+    layer = drawn(torch_attn.GatedDeltaNet(GatedDeltaNetConfig(16, 2, 4, 2, 4), dtype=torch.float64))
+    call, mask = compiled(layer), left_padded(2, 5)
+    call(torch.randn(3, 4, 16, dtype=torch.float64))
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    found, expected = (run(x, attention_mask=mask) for run in (call, layer))
     torch.testing.assert_close(found, expected)
