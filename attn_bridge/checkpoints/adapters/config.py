@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -191,7 +192,7 @@ def _rank(path: Path, key: str, value: object) -> int:
 
 
 def _alpha(path: Path, key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise bad(path, f"{key} ({printable(value, 40)}) must be a number")
     return float(value)
 

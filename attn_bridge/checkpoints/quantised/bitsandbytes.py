@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,7 @@ def _state(reader: Reader, name: str, stem: str) -> dict[str, Any]:
         or not all(type(size) is int and size >= 0 for size in shape)
         or not all(type(size) is int and size > 0 for size in sizes)
         or not isinstance(offset, int | float)
-        or not math.isfinite(offset)
+        or not abs(offset) <= sys.float_info.max
     ):
         excerpt = printable(json.dumps(document), 80)
         raise bad(reader.path, f"{printable(name)} must give shape and blocksize of {printable(stem)}, got {excerpt}")

@@ -310,7 +310,11 @@ def block_structure(
     for weights in weights_of(scheme_of(config)):
         block = weights.get("block_structure")
         high, wide = block if isinstance(block, list) and len(block) == 2 else (1, weights.get("group_size"))
-        if not isinstance(high, int) or not isinstance(wide, int) or not 1 <= min(high, wide) <= MAX_BLOCK:
+        if (
+            not isinstance(high, int)
+            or not isinstance(wide, int)
+            or not 1 <= min(high, wide) <= max(high, wide) <= MAX_BLOCK
+        ):
             continue
         if scales == (*leading, -(-rows // high), -(-columns // wide)):
             sizes.add((high, wide))

@@ -166,7 +166,7 @@ def loads(text: str, path: str) -> Description:
         aliases = {key: tuple(names) for key, names in document.pop("aliases", {}).items()}
         document |= {key: tuple(document[key]) for key in _LISTS if key in document}
         return Description(**document, rows=rows, fields=fields, fixed=fixed, fixed_pattern=patterned, aliases=aliases)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: {printable(error, 400)}") from error
 
 

@@ -55,7 +55,7 @@ def read_family(path: Path) -> DerivedFamily:
             model=_guarded(family.model, path),
             write=_guarded(family.write, path),
         )
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"{printable(str(path), 400)}: {printable(str(error), 400)}") from None
 
 

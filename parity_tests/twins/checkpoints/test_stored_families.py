@@ -86,6 +86,9 @@ def test_family_of_the_folder_goes_along_both_ways(folder, tmp_path):
         (b"model_type = ", "attn-bridge-family.toml: "),
         (b"\xff\xfe", "attn-bridge-family.toml can't be read as a family: "),
         (b"#" * (stored.LIMIT + 1), f"can't be read as a family: it has more than {stored.LIMIT} bytes"),
+        (b"rows = " + b"[" * 3000, "attn-bridge-family.toml: "),
+        (b"fields = 3", "attn-bridge-family.toml: "),
+        (f"architecture = 3\n{dumps(NOVA)}".encode(), "attn-bridge-family.toml: "),
         (dumps(NOVA).replace("hf-llama", "hf-nosuch").encode(), "layout (hf-nosuch) of the family is not known"),
     ],
 )

@@ -263,7 +263,7 @@ class OrbaxReader(Reader):
     def _open(self, names: list[str]) -> None:
         """Open arrays through TensorStore, and check their declared sizes."""
         if self._tensorstore is None and not is_remote(self._folder):
-            self._check_links()
+            self._check_files()
         for name in [] if self._ocdbt else names:
             inside(self._folder, name, self._folder)
         if is_remote(self._folder):
@@ -322,11 +322,13 @@ class OrbaxReader(Reader):
             self._size = sum(one.stat().st_size for one in self._folder.rglob("*") if one.is_file())
         return self._size
 
-    def _check_links(self) -> None:
-        """Refuse links out of the folder, which TensorStore would follow."""
+    def _check_files(self) -> None:
+        """Refuse links out of the folder, which TensorStore would follow, and pipes, which it would wait for."""
         for path in self._folder.rglob("*"):
             if path.is_symlink():
                 inside(self._folder, path.relative_to(self._folder).as_posix(), self._folder)
+            if not path.is_file() and not path.is_dir():
+                raise bad(path, "is not a file")
 
     def _count_values(self, name: str) -> int:
         """Return how many chunks of an array are there."""

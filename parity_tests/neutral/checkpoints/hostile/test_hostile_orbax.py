@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -107,6 +108,13 @@ def test_a_chunk_by_another_name_is_missing(tmp_path):
     path = folder(tmp_path)
     (path / "a.b" / "0.0").rename(path / "a.b" / "0.1")
     assert "lacks the chunk 0.0 of 1 that its shape [2, 3] needs" in refusal_below(path)
+
+
+def test_a_pipe_in_place_of_metadata_is_not_waited_for(tmp_path):
+    path = folder(tmp_path)
+    (path / "a.b" / ".zarray").unlink()
+    os.mkfifo(path / "a.b" / ".zarray")
+    assert "a.b/.zarray: is not a file" in refusal_below(path)
 
 
 def test_links_and_missing_chunks_of_orbax_are_refused(tmp_path):

@@ -238,6 +238,7 @@ REFUSED = {
     "DoRA without magnitudes": ({}, {"use_dora": True}, "lacks lora_magnitude_vector, which use_dora asks for"),
     "a rank of 0": ({}, {"r": 0}, "r (0) must be a whole number of at least 1"),
     "alpha of text": ({}, {"lora_alpha": "8"}, "lora_alpha (8) must be a number"),
+    "alpha beyond float64": ({}, {"lora_alpha": 10**400}, f"lora_alpha ({10**400})"[:30]),
     "another rank": ({}, {"r": 8}, "must be matrices of rank 8, as its config has it"),
     "half": ({f"{QUERY}.lora_A.weight": np.ones((4, 6))}, {}, "lacks its other matrix (lora_A, lora_B)"),
     "another base": (matrices("model.layers.0.mlp.router", 6, 6), {}, "mlp.router.weight, which it changes, is not in"),

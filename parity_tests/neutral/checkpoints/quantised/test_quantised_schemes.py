@@ -210,6 +210,16 @@ BROKEN = {
         },
         r"must have \d+ elements",
     ),
+    "an offset beyond float64": (
+        "nf4 nested",
+        {
+            "weight.quant_state.bitsandbytes__nf4": np.frombuffer(
+                b'{"shape": [32, 48], "blocksize": 16, "nested_blocksize": 4, "nested_offset": 1' + b"0" * 400 + b"}",
+                np.uint8,
+            )
+        },
+        r"must give shape and blocksize of layer\.proj\.weight",
+    ),
     "rows of another number": ("int8", {"SCB": np.zeros(3, np.float32)}, r"SCB must have one float32 for each row"),
     "another order": ("int8", {"weight_format": np.uint8(2).reshape(())}, r"weight_format must be 0"),
 }
