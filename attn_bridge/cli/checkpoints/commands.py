@@ -119,7 +119,7 @@ def convert(
     hf-cohere2-moe, hf-roformer,
     hf-granitemoehybrid,
     hf-granitemoehybrid-dense, hf-falcon-h1, hf-nemotron-h, hf-minimax, hf-kimi-linear, hf-olmo-hybrid,
-    hf-bloom, hf-bart, hf-whisper, hf-t5, meta-llama,
+    hf-bloom, hf-bart, hf-whisper, hf-t5, hf-umt5, meta-llama,
     openai-gpt-oss, book-llama3, book-qwen3, book-gemma3, tunix-llama3, tunix-qwen2, tunix-qwen3,
     tunix-gemma3, gemma-linen, maxtext, vllm, gguf-llama, gguf-qwen, gguf-gemma, gguf-gpt2,
     flax-gpt2, flax-bert, flax-llama, flax-bart, keras-gpt2, keras-llama, keras-mistral, keras-qwen2,

@@ -203,7 +203,6 @@ def _rows(side: str) -> list[Row]:
     }
     return [
         *below(PROJECTIONS, f"{block}0.SelfAttention.", f"{ours}att."),
-        Row(f"{block}0.SelfAttention.relative_attention_bias.weight", (f"{ours}att.relative_bias",), sparse=True),
         *(cross if side == "decoder" else ()),
         *(
             Row(f"{block}{last}.DenseReluDense.{name}.weight", (f"{ours}ff.{our}.weight",), branch=f"ff/{kind}")
@@ -220,22 +219,26 @@ def _rows(side: str) -> list[Row]:
     ]
 
 
-LAYOUTS = [
-    Layout(
-        "hf-t5",
-        "transformers T5, mT5, UMT5",
-        [
-            Row(
-                "shared.weight",
-                ("tok_emb.weight",),
-                tied=("encoder.tok_emb.weight", "decoder.tok_emb.weight", "out_head.weight"),
-            ),
-            Row("lm_head.weight", ("out_head.weight",), optional=True),
-            *(row for side in ("encoder", "decoder") for row in _rows(side)),
-        ],
-        settings=TIE,
-        defaults={"tie": 1},
-        whole=True,
-        model_types=("t5", "mt5", "umt5"),
+def _layout(name: str, title: str, number: str, *model_types: str) -> Layout:
+    """Return a layout in which the blocks of that number, or every block ``{i}``, have tables of biases."""
+    tables = [
+        Row(
+            f"{side}.block.{number}.layer.0.SelfAttention.relative_attention_bias.weight",
+            (f"{side}.trf_blocks.{number}.att.relative_bias",),
+        )
+        for side in ("encoder", "decoder")
+    ]
+    shared = Row(
+        "shared.weight",
+        ("tok_emb.weight",),
+        tied=("encoder.tok_emb.weight", "decoder.tok_emb.weight", "out_head.weight"),
     )
+    head = Row("lm_head.weight", ("out_head.weight",), optional=True)
+    rows = [shared, head, *tables, *(row for side in ("encoder", "decoder") for row in _rows(side))]
+    return Layout(name, title, rows, settings=TIE, defaults={"tie": 1}, whole=True, model_types=model_types)
+
+
+LAYOUTS = [
+    _layout("hf-t5", "transformers T5, mT5", "0", "t5", "mt5"),
+    _layout("hf-umt5", "transformers UMT5", "{i}", "umt5"),
 ]

@@ -210,7 +210,7 @@ FAMILIES = {
     "bart-bare": ("hf-bart", T.BartModel, T.BartConfig, SIDES),
     "whisper": ("hf-whisper", T.WhisperForConditionalGeneration, T.WhisperConfig, SPEECH),
     "t5": ("hf-t5", T.T5ForConditionalGeneration, T.T5Config, T5),
-    "umt5": ("hf-t5", T.UMT5ForConditionalGeneration, T.UMT5Config, T5),
+    "umt5": ("hf-umt5", T.UMT5ForConditionalGeneration, T.UMT5Config, T5),
     "t5-bare": ("hf-t5", T.T5Model, T.T5Config, T5),
     "whisper-bare": ("hf-whisper", T.WhisperModel, T.WhisperConfig, SPEECH),
 }  # fmt: skip

@@ -20,7 +20,9 @@ from ...support.models.hf_folders import FAMILIES, GROUPED, SLIDING, attention_o
 from ...support.models.originals import meta, openais, state_of
 
 IDS = torch.arange(14).reshape(2, 7) % 11
-MODERN = [name for name, (layout, *_) in FAMILIES.items() if layout not in ("hf-gpt2", "hf-bert")]
+OTHER_CONFIGS = ("hf-gpt2", "hf-bert", "hf-t5", "hf-umt5")
+"""Layouts whose attention is read from another config: T5's, from that of one stack."""
+MODERN = [name for name, (layout, *_) in FAMILIES.items() if layout not in OTHER_CONFIGS]
 
 
 def result(model):
@@ -28,7 +30,8 @@ def result(model):
         if model.config.model_type == "whisper":
             sound = torch.randn(2, 5, 14, generator=torch.Generator().manual_seed(5))
             return model(sound, decoder_input_ids=IDS)[0]
-        return model(IDS)[0]
+        is_t5 = model.config.model_type.endswith("t5")
+        return model(IDS, decoder_input_ids=IDS)[0] if is_t5 else model(IDS)[0]
 
 
 @cover.rotated(("family", "shard"), list(FAMILIES), ["1GB", "4KB"])

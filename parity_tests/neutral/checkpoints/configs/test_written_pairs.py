@@ -36,10 +36,8 @@ SAID = {
 NULL = {
     "bart": {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id"},
     "whisper": {"bos_token_id", "eos_token_id", "pad_token_id", "suppress_tokens", "begin_suppress_tokens"},
-    **dict.fromkeys(("t5", "umt5"), {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"}),
+    **{key: {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"} for key in ("t5", "umt5")},
 }
-
-LAYOUT_OF = {"umt5": "hf-t5", **{name: f"hf-{name}" for name in ("bart", "whisper", "t5")}}
 
 
 def names_of(config):
@@ -175,7 +173,7 @@ def test_a_drawn_pair_is_said_or_refused_in_one_line(name):
 def test_a_folder_of_ours_becomes_one_of_theirs_and_again_ours(tmp_path, name):
     model_type, config = SAID[name]
     source = folder(tmp_path / "ours", own(config, MODEL), config, "bfloat16")
-    code, found = convert(source, tmp_path / "hf", LAYOUT_OF[model_type])
+    code, found = convert(source, tmp_path / "hf", f"hf-{model_type}")
     assert code == 0
     assert (found["model_type"], found["torch_dtype"]) == (model_type, "bfloat16")
     assert found["tie_word_embeddings"] is config.tie
@@ -187,7 +185,7 @@ def test_a_folder_of_ours_becomes_one_of_theirs_and_again_ours(tmp_path, name):
     assert json.loads((tmp_path / "back" / "config.json").read_text()) == found
     assert checkpoints.verify(source, tmp_path / "hf").passed
     flax = checkpoints.convert(source, tmp_path / "flax", to_layout="flax").target
-    assert convert(flax, tmp_path / "from-flax", LAYOUT_OF[model_type]) == (0, found)
+    assert convert(flax, tmp_path / "from-flax", f"hf-{model_type}") == (0, found)
     arrays, wanted = checkpoints.read(tmp_path / "from-flax"), checkpoints.read(tmp_path / "hf")
     assert {name: one.tobytes() for name, one in arrays.items()} == {
         name: one.tobytes() for name, one in wanted.items()

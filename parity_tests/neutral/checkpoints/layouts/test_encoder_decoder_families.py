@@ -70,10 +70,18 @@ REFUSED = {
     "mels": ("whisper", {"num_mel_bins": 0}, "num_mel_bins (0) of whisper must be at least 1"),
     "deep stack": ("t5", {"num_decoder_layers": 10**9}, "num_decoder_layers (1000000000) of t5 must be at most 4096"),
     "gate": ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj ('gated-mish') of t5 must be one of silu,"),
-    "two gates": ("umt5", {"feed_forward_proj": "gated-gelu-new"}, "feed_forward_proj ('gated-gelu-new') of umt5 is not"),
+    "two gates": (
+        "umt5",
+        {"feed_forward_proj": "gated-gelu-new"},
+        "feed_forward_proj ('gated-gelu-new') of umt5 is not",
+    ),
     "stack": ("mt5", {"is_decoder": True}, "is_decoder (True) of mt5 is not supported, only False or None"),
     "encoder": ("mt5", {"is_encoder_decoder": False}, "is_encoder_decoder (False) of mt5 is not supported, only True"),
-    "another": ("llama", {}, "model_type (llama) is no encoder and decoder of ours, which are bart, mt5, t5, umt5, whisper"),
+    "another": (
+        "llama",
+        {},
+        "model_type (llama) is no encoder and decoder of ours, which are bart, mt5, t5, umt5, whisper",
+    ),
     "nobody": ("nobody", {}, "model_type (nobody) must be one of"),
 }
 

@@ -160,6 +160,7 @@ TIED = {
     "flax-bart",
     "hf-whisper",
     "hf-t5",
+    "hf-umt5",
 }
 """Layouts of libraries that tie the head to the embeddings unless a config says otherwise."""
 
