@@ -1,4 +1,4 @@
-"""Inputs and caches of a sharded module: which axes are cut over which devices."""
+"""Inputs and caches of a sharded module: which axes are cut over which devices, and which tokens a device serves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from jax_attn.decoding.cache import KeyValueCache
 from jax_attn.decoding.recurrent_cache import RecurrentCache
 from jax_attn.parallel import entry
+from jax_attn.parallel.schemes import balance
 
 
 def sharding(**sizes):
@@ -71,3 +72,8 @@ def test_a_state_is_cut_by_batch_and_heads(monkeypatch):
 def test_sequences_are_cut_by_batch_and_tokens(array, cuts, monkeypatch):
     monkeypatch.setattr(entry, "_put", lambda given, array, *cuts: cuts)
     assert entry._sequence(sharding(fsdp=2, context=2), array, must_divide=True) == cuts
+
+
+@pytest.mark.parametrize(("balanced", "starts"), [(False, ((0, 8, 16),)), (True, ((0, 4, 8), (20, 16, 12)))])
+def test_balanced_devices_start_at_an_early_and_a_late_piece(balanced, starts):
+    assert balance.starts_of(24, 3, balanced=balanced) == starts

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from torch_attn.parallel import exchange
+from torch_attn.parallel.schemes.balance import Places
+from torch_attn.parallel.schemes.part import Part
 
 
 @pytest.fixture
@@ -45,3 +47,19 @@ def test_gradients_go_the_way_back(moves):
     exchange.exchange(rows, (1, 2), (2, 1), None).backward(torch.ones(3, 1))
     assert [counts for _, *counts in moves] == [[[1, 2], [2, 1]], [[2, 1], [1, 2]]]
     assert rows.grad.tolist() == [[101.0]] * 3
+
+
+@pytest.mark.parametrize(("is_balanced", "starts"), [(False, [(0,), (8,), (16,)]), (True, [(0, 20), (4, 16), (8, 12)])])
+def test_balanced_devices_start_at_an_early_and_a_late_piece(is_balanced, starts):
+    at = Places(None, 1, 3, 24, is_balanced)
+    assert [at.starts(device) for device in range(3)] == starts
+    assert at.starts() == starts[1]
+
+
+def test_rows_of_a_part_are_those_of_its_queries():
+    query, bias, keep = torch.arange(6.0).view(1, 6, 1, 1), torch.arange(12.0).view(1, 1, 6, 2), torch.ones(1, 1, 1, 2)
+    part = Part(query, query, query, None, bias, None, keep, 0, 1.0, None, 0.0, False, None).rows(3, 2, 8)
+    assert part.start == 8
+    assert part.query.flatten().tolist() == [3, 4]
+    assert part.bias.flatten().tolist() == [6, 7, 8, 9]
+    assert part.keep is keep, "all queries share it"

@@ -172,6 +172,7 @@ def test_a_fused_gate_is_paired_with_its_expert():
 
     seen = []
     propose(ours, theirs, lambda one: seen.append(names_of(one)) or 1.0)
+    assert seen
     assert all(map(is_right, seen))
 
 
