@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 
 from jax_attn.decoding.cache import KeyValueCache
 from jax_attn.decoding.recurrent_cache import RecurrentCache
-from jax_attn.parallel import entry
+from jax_attn.parallel import entry, explicit
 from jax_attn.parallel.schemes import balance
 
 
@@ -77,3 +81,24 @@ def test_sequences_are_cut_by_batch_and_tokens(array, cuts, monkeypatch):
 @pytest.mark.parametrize(("balanced", "starts"), [(False, ((0, 8, 16),)), (True, ((0, 4, 8), (20, 16, 12)))])
 def test_balanced_devices_start_at_an_early_and_a_late_piece(balanced, starts):
     assert balance.starts_of(24, 3, balanced=balanced) == starts
+
+
+@pytest.mark.parametrize(
+    ("shape", "cuts"),
+    [
+        ((4, 6, 5), ("fsdp", "context", None)),
+        ((4, 3, 6, 5), ("fsdp", None, "context", None)),
+        ((3, 6, 5), (None, "context", None)),
+        ((6, 5), ("context", None)),
+        ((5,), (None,)),
+    ],
+)
+def test_results_on_explicit_axes_are_cut_by_batch_and_tokens(shape, cuts):
+    mesh = AbstractMesh((2, 2, 2), ("fsdp", "context", "tensor"), (AxisType.Explicit,) * 3)
+    given = sharding(fsdp=2, context=2, tensor=2)
+    given.outside_mesh = mesh
+    cache = KeyValueCache.empty(4, 3, 2, 5)
+    shapes = jax.eval_shape(lambda: ((jnp.zeros(shape), cache), {}))
+    (result, of_cache), _ = explicit._shardings(given, shapes)
+    assert (*result.spec, *(None,) * (len(shape) - len(result.spec))) == cuts
+    assert of_cache.key.spec == P("fsdp", None, "tensor")
