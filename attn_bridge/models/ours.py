@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterable
 
-from ..specs.feed_forward import XIELU
+from ..specs.blocks.feed_forward import XIELU
 from ..weights.rows import Row
 
 OWN = "attn-bridge-"

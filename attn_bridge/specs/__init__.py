@@ -28,29 +28,29 @@ from . import (
     simple_self_attention,
     sparse_indexed_attention,
 )
-from .alternating_updates import AlternatingUpdatesConfig
 from .base import Config, Parameter, Variant
 from .bert_encoder import BertEncoderConfig
+from .blocks.alternating_updates import AlternatingUpdatesConfig
+from .blocks.feed_forward import ClampedGate, FeedForwardConfig
+from .blocks.hyper_connection import HyperConnectionConfig
+from .blocks.layer_embeddings import LayerEmbeddingsConfig, LayerInputConfig
+from .blocks.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from .causal_attention import CausalAttentionConfig
 from .cross_attention import CrossAttentionConfig
 from .decoder_model import DecoderBlockConfig, DecoderConfig
 from .differential_attention import DifferentialAttentionConfig
 from .encoder_decoder_model import ConvolutionsConfig, EncoderDecoderBlockConfig, EncoderDecoderConfig, StackConfig
-from .feed_forward import ClampedGate, FeedForwardConfig
 from .gated_convolution import GatedConvolutionConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .gpt_model import GPTModelConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
-from .hyper_connection import HyperConnectionConfig
 from .kimi_delta_attention import KimiDeltaAttentionConfig
-from .layer_embeddings import LayerEmbeddingsConfig, LayerInputConfig
 from .layer_norm import LayerNormConfig
 from .lightning_attention import LightningAttentionConfig
 from .lightning_indexer import Indexer
 from .linear_attention import LinearAttentionConfig
 from .mamba import MambaConfig
 from .mamba2 import Mamba2Config
-from .mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from .multi_head_attention import MultiHeadAttentionConfig
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapperConfig
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig

@@ -13,14 +13,14 @@ from . import (
     cross_attention,
     decoder_model,
     encoder_decoder_model,
-    feed_forward,
     grouped_query_attention,
-    mixture_of_experts,
     multi_head_latent_attention,
     position,
+    rope_scaling,
     sparse_indexed_attention,
 )
 from .base import LATER
+from .blocks import feed_forward, mixture_of_experts
 
 CLASS = "class"
 
@@ -35,6 +35,7 @@ _CLASSES: dict[str, type] = {
         mixture_of_experts,
         multi_head_latent_attention,
         position,
+        rope_scaling,
         sparse_indexed_attention,
     )
     for one in vars(room).values()

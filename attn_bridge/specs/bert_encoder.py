@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from ..printable import printable
 from ..validation import check_number
 from .base import Parameter
-from .feed_forward import FeedForwardConfig
+from .blocks.feed_forward import FeedForwardConfig
 from .layer_norm import LayerNormConfig
 from .model import ModelConfig, accepts_use_cache, below, table
 from .multi_head_attention import MultiHeadAttentionConfig

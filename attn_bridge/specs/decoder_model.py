@@ -7,21 +7,21 @@ import math
 from typing import Literal, get_args
 
 from ..validation import check_integer
-from .alternating_updates import AlternatingUpdatesConfig
 from .base import LATER, Config, Parameter, linear, vector
+from .blocks.alternating_updates import AlternatingUpdatesConfig
+from .blocks.feed_forward import Activation, FeedForwardConfig
+from .blocks.layer_embeddings import LayerEmbeddingsConfig, LayerInputConfig
+from .blocks.mixture_of_experts import MixtureOfExpertsConfig
 from .differential_attention import DifferentialAttentionConfig
-from .feed_forward import Activation, FeedForwardConfig
 from .gated_convolution import GatedConvolutionConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig
 from .kimi_delta_attention import KimiDeltaAttentionConfig
-from .layer_embeddings import LayerEmbeddingsConfig, LayerInputConfig
 from .layer_norm import LayerNormConfig
 from .lightning_attention import LightningAttentionConfig
 from .linear_attention import LinearAttentionConfig
 from .mamba import MambaConfig
 from .mamba2 import Mamba2Config
-from .mixture_of_experts import MixtureOfExpertsConfig
 from .model import ModelConfig, accepts_use_cache, below, below_blocks, count_blocks, table
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from .rms_norm import RMSNormConfig

@@ -10,9 +10,9 @@ import numpy as np
 
 from ..validation import is_floating
 from .base import LATER, Config, Parameter, convolution, linear, matrix
+from .blocks.feed_forward import Activation, FeedForwardConfig
 from .cross_attention import CrossAttentionConfig
 from .decoder_model import Norm
-from .feed_forward import Activation, FeedForwardConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig
 from .model import ModelConfig, Shape, accepts_use_cache, below, below_blocks, check_ids, count_blocks, table
 from .position import RelativeBias

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from .base import Parameter, linear
-from .feed_forward import FeedForwardConfig
+from .blocks.feed_forward import FeedForwardConfig
 from .layer_norm import LayerNormConfig
 from .model import ModelConfig, accepts_use_cache, below, table
 from .multi_head_attention import MultiHeadAttentionConfig

@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from attn_bridge.specs.feed_forward import XIELU as NUMBERS
+from attn_bridge.specs.blocks.feed_forward import XIELU as NUMBERS
 
 from .. import functional
 from ..random import Rngs

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.types import Device
 
-from attn_bridge.specs.feed_forward import XIELU as NUMBERS
+from attn_bridge.specs.blocks.feed_forward import XIELU as NUMBERS
 
 from .. import functional
 from ..layer import Layer

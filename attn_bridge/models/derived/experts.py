@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...printable import printable
+from ...specs.blocks.feed_forward import Activation, FeedForwardConfig
+from ...specs.blocks.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderConfig
-from ...specs.feed_forward import Activation, FeedForwardConfig
-from ...specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ..reading.model_config import ConfigFile
 
 Values = Mapping[str, Any]

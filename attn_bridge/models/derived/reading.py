@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ... import whole_files
+from ...specs.blocks.feed_forward import Activation, FeedForwardConfig
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import Activation, FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
 from ...specs.layer_norm import LayerNormConfig
-from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Alibi, Rotary
 from ...specs.rms_norm import RMSNormConfig

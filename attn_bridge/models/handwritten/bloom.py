@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.layer_norm import LayerNormConfig
 from ...specs.position import Alibi

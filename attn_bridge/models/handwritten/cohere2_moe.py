@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from ...specs.blocks.feed_forward import FeedForwardConfig
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig, Norm
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.layer_norm import LayerNormConfig
-from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.rms_norm import RMSNormConfig
 from ..family import AttentionLayer, Family
 from ..reading.decoders import (

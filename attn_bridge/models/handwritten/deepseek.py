@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 
 from ...printable import printable
+from ...specs.blocks.feed_forward import FeedForwardConfig
+from ...specs.blocks.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.lightning_indexer import Indexer
-from ...specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Pairing
 from ...specs.sparse_indexed_attention import SparseIndexedAttentionConfig

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ...masks import causal, full
+from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.cross_attention import CrossAttentionConfig
 from ...specs.encoder_decoder_model import (
     ConvolutionsConfig,
@@ -15,7 +16,6 @@ from ...specs.encoder_decoder_model import (
     Place,
     StackConfig,
 )
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.layer_norm import LayerNormConfig
 from ...weights.rows import Row

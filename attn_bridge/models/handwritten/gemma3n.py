@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...specs.alternating_updates import AlternatingUpdatesConfig
+from ...specs.blocks.alternating_updates import AlternatingUpdatesConfig
+from ...specs.blocks.feed_forward import FeedForwardConfig
+from ...specs.blocks.layer_embeddings import LayerInputConfig
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from ...specs.layer_embeddings import LayerInputConfig
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
 from ..parts import OmittedPart

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from ...specs.blocks.feed_forward import Activation, FeedForwardConfig, HiddenActivation
+from ...specs.blocks.layer_embeddings import LayerEmbeddingsConfig, LayerInputConfig
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import Activation, FeedForwardConfig, HiddenActivation
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from ...specs.layer_embeddings import LayerEmbeddingsConfig, LayerInputConfig
-from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.position import Rotary
 from ...specs.rope_scaling import ProportionalScaling
 from ...weights.rows import Row

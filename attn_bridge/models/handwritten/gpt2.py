@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...printable import printable
+from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.gpt_model import GPTModelConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.layer_norm import LayerNormConfig

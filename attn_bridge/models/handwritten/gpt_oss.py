@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...specs.blocks.feed_forward import ClampedGate, FeedForwardConfig
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import ClampedGate, FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
 from ..layout import Layout

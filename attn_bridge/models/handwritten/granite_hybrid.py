@@ -5,11 +5,11 @@ Feed-forward layers are dense, or experts with shared layers.
 
 from __future__ import annotations
 
+from ...specs.blocks.feed_forward import FeedForwardConfig
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.mamba2 import Mamba2Config
-from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
 from ..layout import Layout

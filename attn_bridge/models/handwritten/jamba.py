@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ...specs.blocks.feed_forward import FeedForwardConfig
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.mamba import MambaConfig
-from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
 from ..reading.decoders import (

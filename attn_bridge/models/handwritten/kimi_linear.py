@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from ...printable import printable
+from ...specs.blocks.feed_forward import FeedForwardConfig
+from ...specs.blocks.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.kimi_delta_attention import KimiDeltaAttentionConfig
-from ...specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...specs.blocks.feed_forward import FeedForwardConfig
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.gated_convolution import GatedConvolutionConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.rms_norm import RMSNormConfig
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family

@@ -7,10 +7,10 @@ inputs of experts.
 from __future__ import annotations
 
 from ...masks import Mask, causal, chunked
+from ...specs.blocks.feed_forward import FeedForwardConfig
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
-from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
 from ..reading.decoders import (

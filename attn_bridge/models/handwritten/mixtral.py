@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.decoder_model import DecoderConfig
-from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...weights.rows import Row
 from ..reading.decoders import (
     WrittenKeys,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...printable import printable
+from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.mamba2 import Mamba2Config
 from ...specs.rms_norm import RMSNormConfig

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...specs.blocks.feed_forward import FeedForwardConfig
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.gated_delta_net import GatedDeltaNetConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from ...specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
 from ..layout import Layout

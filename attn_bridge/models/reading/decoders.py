@@ -8,10 +8,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from ...printable import printable
 from ...specs.base import Config
+from ...specs.blocks.feed_forward import FeedForwardConfig, HiddenActivation
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.encoder_decoder_model import EncoderDecoderConfig
-from ...specs.feed_forward import FeedForwardConfig, HiddenActivation
-from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.rms_norm import RMSNormConfig
 from ..layout import MAX_SIZE
 from .model_config import ConfigFile

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.decoder_model import DecoderConfig
-from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.model import ModelConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Rotary

@@ -8,8 +8,8 @@ from typing import Any
 
 from attn_bridge import masks
 from attn_bridge.models import families
+from attn_bridge.specs.blocks.feed_forward import FeedForwardConfig
 from attn_bridge.specs.decoder_model import DecoderConfig
-from attn_bridge.specs.feed_forward import FeedForwardConfig
 from attn_bridge.specs.grouped_query_attention import QKNorm
 from attn_bridge.specs.position import Rotary
 from attn_bridge.specs.rope_scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, NTKScaling, YaRNScaling

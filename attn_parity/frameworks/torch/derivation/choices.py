@@ -9,7 +9,7 @@ from typing import Any, get_args
 from attn_bridge.models.derived import runs
 from attn_bridge.models.derived.description import KeySource
 from attn_bridge.models.reading.decoders import ACTIVATIONS as ACTIVATION_NAMES
-from attn_bridge.specs.feed_forward import Activation
+from attn_bridge.specs.blocks.feed_forward import Activation
 from attn_bridge.specs.position import Pairing
 
 from . import experts as mixtures

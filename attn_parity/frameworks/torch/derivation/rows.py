@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attn_bridge.models.derived.description import KeySource
 from attn_bridge.models.rows.decoder import OURS
-from attn_bridge.specs.feed_forward import XIELU
+from attn_bridge.specs.blocks.feed_forward import XIELU
 from attn_bridge.weights.rows import Row
 
 from . import experts as mixtures

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from attn_bridge.models.derived.description import KeySource
-from attn_bridge.specs.feed_forward import XIELU
+from attn_bridge.specs.blocks.feed_forward import XIELU
 
 from . import experts as mixtures
 from . import latent, outside

@@ -6,12 +6,12 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
-from ..printable import printable
-from ..validation import check_number
-from .base import LATER, Config, Parameter, linear, vector
+from ...printable import printable
+from ...validation import check_number
+from ..base import LATER, Config, Parameter, linear, vector
+from ..model import below
+from ..rms_norm import RMSNormConfig
 from .feed_forward import FeedForwardConfig
-from .model import below
-from .rms_norm import RMSNormConfig
 
 Scores = Literal["softmax", "sigmoid", "sparse_mixer"]
 GroupScore = Literal["max", "top2"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from ..validation import is_floating
-from .base import Config, Parameter, linear, vector
+from ...validation import is_floating
+from ..base import Config, Parameter, linear, vector
 
 
 @dataclasses.dataclass(frozen=True)

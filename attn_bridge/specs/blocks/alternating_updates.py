@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..validation import check_integer
-from .base import Config, Parameter, linear, vector
-from .model import below
-from .rms_norm import RMSNormConfig
+from ...validation import check_integer
+from ..base import Config, Parameter, linear, vector
+from ..model import below
+from ..rms_norm import RMSNormConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ import math
 import statistics
 from typing import Literal, get_args
 
-from ..validation import check_number
-from .base import LATER, Config, Parameter, linear, number
-from .model import below
+from ...validation import check_number
+from ..base import LATER, Config, Parameter, linear, number
+from ..model import below
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "quick_gelu", "relu2"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
-from .base import Config, Parameter, linear
+from ..base import Config, Parameter, linear
+from ..model import below, table
+from ..rms_norm import RMSNormConfig
 from .feed_forward import Activation
-from .model import below, table
-from .rms_norm import RMSNormConfig
 
 
 @dataclasses.dataclass(frozen=True)
