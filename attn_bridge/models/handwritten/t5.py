@@ -11,9 +11,9 @@ from collections.abc import Collection
 from typing import Any
 
 from ...masks import causal, full
+from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.cross_attention import CrossAttentionConfig
 from ...specs.encoder_decoder_model import EncoderDecoderBlockConfig, EncoderDecoderConfig, StackConfig
-from ...specs.feed_forward import FeedForwardConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.position import RelativeBias
 from ...specs.rms_norm import RMSNormConfig
