@@ -123,7 +123,10 @@ COMPARE = (
     "dtypes: float64, float32, bfloat16, float16. rules: a TOML file of names. "
     "allow: path -> reason of a known difference."
 )
-EXPLAIN = "Show one tensor or one submodule of a report of compare: numbers, the worst element, errors, what is inside."
+EXPLAIN = (
+    "Show one tensor or one submodule of a report of compare: a witness (input and both numbers), candidates for the "
+    "cause, and what agrees around it."
+)
 LAWS = (
     f"Try laws that one side must obey alone: batch and padding invariance, causality, caches, gradients. side: {SIDE}."
     " only: names of laws."

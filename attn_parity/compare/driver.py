@@ -20,6 +20,7 @@ import numpy as np
 
 from ..hints import hint_for, of_devices
 from ..hints import settings as layer_settings
+from ..hints.witness import witness
 from ..interrupts import orderly_interrupts
 from ..localisation import Aim, Remainder, find, remainder
 from ..matching.submodule_pairs import SHOWN, differing_settings
@@ -201,7 +202,8 @@ def judge(
         hint = divergence.hint or _hint(runner, judgement, located.evidence, divergence, is_meaning=is_meaning)
         hint = hint or "; ".join(_on_candidates(pair, divergence))
         hint = "; ".join([*_on_layers(pair), hint] if hint else _on_layers(pair))
-        divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
+        seen = witness(located.evidence) if is_meaning and located.evidence is not None else ""
+        divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint, witness=seen)
     report = dataclasses.replace(judgement.report, tree=located.tree, first_divergence=divergence)
     left: Remainder = "unknown"
     if accepted and report.verdict == "different" and not pair.train:

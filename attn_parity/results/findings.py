@@ -285,6 +285,7 @@ class Divergence:
         candidates: the locations that were not excluded, this one first.
         first_name: class of the whole first side.
         second_name: class of the whole second side.
+        witness: the element there that is furthest off, both numbers and the input, in one line; "" if unknown.
     """
 
     path: str
@@ -297,6 +298,7 @@ class Divergence:
     first_name: str = ""
     second_name: str = ""
     candidates: tuple[Candidate, ...] = ()
+    witness: str = ""
 
     def __post_init__(self) -> None:
         own = Candidate(self.path, self.second_path, self.between)
