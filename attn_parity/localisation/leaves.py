@@ -36,6 +36,13 @@ class AxisTurn:
         """Whether no axes are exchanged."""
         return self.axes == tuple(range(len(self.axes)))
 
+    @property
+    def keeps_neighbours(self) -> bool:
+        """Whether the reshape only merges or splits neighbouring axes."""
+        turned, result = (self.first, self.second) if self.of == "first" else (self.second, self.first)
+        turned = tuple(turned[axis] for axis in self.axes)
+        return turned == result or _refines(turned, result)
+
     def to_second(self, array: Array) -> Array:
         """Bring an array of the first side into the second side's axes."""
         if self.of == "first":
@@ -148,16 +155,14 @@ def other_layouts(
 ) -> list[list[LeafGroup]]:
     """Return the groups with another axis moved, for groups whose axes only the shapes determine.
 
-    Those are groups whose numbers agree in no order. ``(B, 4, 4, 4)`` may be an image with its channels first or last.
+    Those are groups whose numbers agree in no order. ``(B, 4, 4, 4)`` may be an image with its channels first or last,
+    and ``(6, 8, 8)`` next to ``(2, 3, 8, 8)`` too.
     """
     unsure: dict[int, dict[tuple[int, ...], AxisTurn]] = {}
     for position, group in enumerate(groups):
         first_leaf, second_leaf = first[group.first[0]], second[group.second[0]]
-        if (
-            len(first_leaf.shape) == len(second_leaf.shape)
-            and relative([(group.turn.to_second(first_leaf), second_leaf)]) >= _CLOSE
-        ):
-            turns = (turn for turn, needs_values in _turns(first_leaf.shape, second_leaf.shape) if not needs_values)
+        if relative([(group.turn.to_second(first_leaf), second_leaf)]) >= _CLOSE:
+            turns = (turn for turn, _ in _turns(first_leaf.shape, second_leaf.shape) if turn.keeps_neighbours)
             unsure[position] = {turn.axes: turn for turn in turns if _moves_one_axis(turn.axes)}
     axes_in_use = {group.turn.axes for position, group in enumerate(groups) if position in unsure}
     layouts = dict.fromkeys(axes for turns in unsure.values() for axes in turns)

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ..sides.subject import Array
-from .names import Name, likeness, part_sets, part_word, read
-from .patterns import Lay, Way
+from .names import Name, last_word, likeness, part_sets, part_word, read
+from .patterns import Lay, Way, kind_of, letters_of
 from .tensors import Tensor
 
 Lays = Callable[[Tensor, Tensor, frozenset[int]], Mapping[Way, Lay]]
@@ -243,7 +243,8 @@ def _cuts(
 ) -> Iterator[tuple[list[Tensor], frozenset[int]]]:
     """Yield the parts of each possible cut, and the axes of the parts that come from the axis that was cut.
 
-    Cuts are head by head along the axis, by index where the axis counts the parts, or in contiguous blocks.
+    Cuts are head by head along the axis, by index where the axis counts the parts, or in contiguous blocks. No axis of
+    a layer whose axes are known counts parts, a kernel's two pixels among them.
     """
     count, sizes = len(parts), [math.prod(part.shape) for part in parts]
     names = [f"{tensor.name}[{label}]" for label in labels]
@@ -254,7 +255,8 @@ def _cuts(
             starts = list(itertools.accumulate((length // heads for length in lengths), initial=0))
             pieces = [apart.slice(axis + 1, starts[i], starts[i + 1], names[i]) for i in range(count)]
             yield pieces, frozenset((axis, axis + 1))
-    for axis in range(len(tensor.shape)):
+    is_known = letters_of(kind_of(tensor, last_word(tensor))) not in ((), ("*",))
+    for axis in range(len(tensor.shape)) if not is_known else ():
         if tensor.shape[axis] == count and len(set(sizes)) == 1 and _leaves_matrices(tensor, parts):
             yield [tensor.at(axis, i, names[i]) for i in range(count)], frozenset()
     for axis in _outputs(tensor):

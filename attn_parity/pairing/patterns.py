@@ -139,7 +139,7 @@ def options(first: TensorKind, second: TensorKind, equal_names: bool) -> WayOpti
     """
     if math.prod(first.shape) != math.prod(second.shape):
         return WayOptions()
-    letters = _letters(first), _letters(second)
+    letters = letters_of(first), letters_of(second)
     if letters[0] and letters[1]:
         spoken = _said(first, second, *letters)
         if spoken is not None:
@@ -170,7 +170,7 @@ def _is_transposed(first: TensorKind, second: TensorKind) -> bool:
 
 def _guess(kind: TensorKind) -> str:
     """Return the usual axes of a matrix of that kind, or ""."""
-    letters = _letters(kind)
+    letters = letters_of(kind)
     if letters and len(letters) == 2:
         return "".join(letters) if set(letters) == {"i", "o"} else ""
     if kind.last == "kernel":
@@ -178,7 +178,7 @@ def _guess(kind: TensorKind) -> str:
     return "oi" if kind.last == "weight" else ""
 
 
-def _letters(kind: TensorKind) -> tuple[str, ...]:
+def letters_of(kind: TensorKind) -> tuple[str, ...]:
     """Return the axis names of a framework's own layer; empty if unknown, ``("*",)`` for grouped axes."""
     rank, owner, last = len(kind.shape), kind.owner, kind.last
     is_matrix = last in ("weight", "kernel")

@@ -25,6 +25,10 @@ from ..sides.subject import Array, Arrays, SideWeight
 Which = Literal["first", "second", "torch", "flax"]
 """A side; torch and flax are other names of the first and the second."""
 
+_PARAMETRIZED = re.compile(r"\bparametrizations\.(\w+)\.(?:\d+\.)?_?")
+"""The path that torch gives what a parametrization holds: its modules are numbered, and spectral norm calls its vectors
+``_u`` and ``_v``."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
@@ -230,7 +234,10 @@ def whole(name: str, parameter: SideWeight, framework: str = "") -> Tensor:
     """
     own = getattr(parameter, "framework", "") or framework
     # Haiku and Keras write the path of a module with slashes, inside a key of the tree.
-    alias = name.replace("/~/", ".").replace("/", ".") if "/" in name else ""
+    spelled = name.replace("/~/", ".").replace("/", ".")
+    if own == "torch":
+        spelled = _PARAMETRIZED.sub(r"\1.", spelled)
+    alias = spelled if spelled != name else ""
     return Tensor(name, name, parameter.shape, parameter, alias=alias, framework=own)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from attn_parity.localisation import search
 from attn_parity.localisation.between import PairedCall, calls_inside, located
-from attn_parity.localisation.leaves import fed_alike, match_by_place, match_leaves, whole_numbers
+from attn_parity.localisation.leaves import fed_alike, match_by_place, match_leaves, other_layouts, whole_numbers
 from attn_parity.localisation.sides import Sides
 from attn_parity.localisation.weighing import explained
 from attn_parity.matching.submodule_pairs import pair_modules
@@ -60,6 +60,15 @@ def test_arrays_that_fit_none_by_shape_are_left_out():
     assert match_leaves([draw(2, 3)], [draw(3, 3), draw(7)]) == []
     assert match_leaves([draw(2, 6)], [draw(3, 4)]) == [], "the same size is no evidence"
     assert match_leaves([], [draw(2)]) == []
+
+
+@pytest.mark.parametrize(("shapes", "axes"), [(((6, 4, 4), (2, 3, 4, 4)), (0, 1, 3, 2)), (((4, 4), (2, 2, 4)), None)])
+def test_axes_may_be_exchanged_beside_merged_ones(shapes, axes):
+    """Channels stand before or after the positions, whether or not rows are merged; merged axes are split in order."""
+    both = [[draw(*shape)] for shape in shapes]
+    layouts = other_layouts(*both, match_leaves(*both))
+    assert {group.turn.axes for groups in layouts for group in groups} >= ({axes} if axes else set())
+    assert all(group.turn.keeps_neighbours for groups in layouts for group in groups)
 
 
 def test_masks_of_other_encodings_do_not_take_each_others_place():

@@ -179,6 +179,20 @@ def test_parts_of_several_sizes_are_concatenated():
     assert np.array_equal(found["attn.value.kernel"].view(np.uint32), bits[24:].T.reshape(6, 2, 4))
 
 
+@pytest.mark.parametrize("framework", ["torch", "flax"])
+def test_a_kernel_of_two_pixels_is_cut_along_its_outputs(framework):
+    """The axis of two pixels counts no parts."""
+    shape, name = ((6, 4, 2), "weight") if framework == "torch" else ((2, 4, 6), "kernel")
+    ours = parameters({"both.weight": ((12, 4, 2), "Conv1d"), "both.bias": ((12,), "Conv1d")}, "torch")
+    owner = "Conv1d" if framework == "torch" else "Conv"
+    parts = {f"{part}.{name}": (shape, owner) for part in ("filter", "gate")}
+    theirs = parameters({**parts, "filter.bias": ((6,), owner), "gate.bias": ((6,), owner)}, framework)
+    arrays = draw(ours)
+    usual = propose(ours, theirs).to_second(arrays)
+    bits = arrays["both.weight"][6:].view(np.uint32)
+    assert np.array_equal(usual[f"gate.{name}"].view(np.uint32), bits if framework == "torch" else bits.T)
+
+
 def test_numbered_experts_are_stacked():
     ours = parameters(
         {

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from attn_bridge import WeightsMismatchError
-from attn_parity.pairing import leftovers, propose
+from attn_parity.pairing import leftovers, propose, suited, whole
 
 from .parameters import parameters
 
@@ -62,3 +62,15 @@ def test_labels_name_the_sides():
         WeightsMismatchError, match=re.escape("fc.weight is (4, 3) in torch and fc.kernel is (4, 3) in Flax")
     ):
         propose(one, two)
+
+
+def test_vectors_of_a_parametrization_suit_those_of_their_layer():
+    """The second layer's ``v`` is as long as the first one's ``u``: only names tell them apart."""
+    sizes = {"u": (8, 1), "v": (5, 8)}
+    held = {f"l{i + 1}.parametrizations.weight.0._{w}": ((some[i],), "") for w, some in sizes.items() for i in range(2)}
+    wanted = {f"l{i + 1}.{w}": ((some[i],), "") for w, some in sizes.items() for i in range(2)}
+    first, second = parameters(held, "torch"), parameters(wanted, "flax")
+    sides = [[whole(name, one) for name, one in side.items()] for side in (first, second)]
+    assert {(one.first.name, one.second.name, one.is_named) for one in suited(*sides)} == {
+        (f"l{i}.parametrizations.weight.0._{w}", f"l{i}.{w}", True) for w in "uv" for i in (1, 2)
+    }

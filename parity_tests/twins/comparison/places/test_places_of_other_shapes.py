@@ -110,3 +110,32 @@ class FlaxPooled(nnx.Module):
 def test_settings_of_places_that_were_not_excluded_are_the_hint():
     divergence = compare(Pooled(), FlaxPooled(), X[:, :, 0], seeds=1).first_divergence
     assert "in conv3, padding is (0,) in torch and 'SAME' in Flax" in divergence.hint
+
+
+class Patches(nn.Module):
+    """Normalises the channels of patches, of which there are as many as channels, with series and variables merged."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(64, 5)
+
+    def forward(self, x):
+        x = x / (x.var(-1, keepdim=True) + 1e-5).sqrt()
+        patches = self.norm(x.flatten(0, 1).transpose(1, 2)).transpose(1, 2)
+        return self.head(patches.reshape(*x.shape[:2], 64))
+
+
+class FlaxPatches(nnx.Module):
+    def __init__(self, ddof):
+        self.norm = nnx.BatchNorm(8, epsilon=1e-5, use_running_average=True, rngs=nnx.Rngs(0))
+        self.head, self._ddof = nnx.Linear(64, 5, rngs=nnx.Rngs(0)), ddof
+
+    def __call__(self, x):
+        x = x / jnp.sqrt(x.var(-1, keepdims=True, ddof=self._ddof) + 1e-5)
+        return self.head(self.norm(x).reshape(*x.shape[:2], 64))
+
+
+def test_channels_may_stand_elsewhere_where_rows_are_merged():
+    x = np.random.default_rng(1).normal(size=(2, 3, 8, 8)).astype(np.float32)
+    assert compare(Patches().eval(), FlaxPatches(1), x, seeds=1).verdict == "equal"
+    assert compare(Patches().eval(), FlaxPatches(0), x, seeds=1).first_divergence.between == ("", "norm")
