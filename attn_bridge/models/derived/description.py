@@ -23,7 +23,7 @@ _ROW_DEFAULTS: dict[str, object] = {
 }
 """Attribute of a `Row` that a file may hold next to the names -> its default."""
 
-_LISTS = ("prefixes", "pattern", "first", "last", "required", "libraries")
+_LISTS = ("prefixes", "pattern", "first", "last", "required", "libraries", "further_types")
 """Attributes of a description that are lists of names."""
 
 
@@ -105,6 +105,7 @@ class Description:
         same: key that is null or the same as another -> that one, such as the width of embeddings and of the model.
         required: keys that must not be null.
         libraries: other libraries with files of the family, by the names of their tables of attention ("meta").
+        further_types: further ``model_type`` names that are read as the same family, and never written.
         even_heads: whether `transformers` has no model whose number of heads does not divide the width.
         renamed: key -> value in files -> the value that `transformers` reads it as.
         proof: versions, and the counts of comparisons; empty for data written by hand, which the tests prove.
@@ -127,6 +128,7 @@ class Description:
     same: Mapping[str, str] = dataclasses.field(default_factory=dict)
     required: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
+    further_types: tuple[str, ...] = ()
     even_heads: bool = False
     renamed: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     proof: Mapping[str, Value] = dataclasses.field(default_factory=dict)

@@ -25,6 +25,7 @@ from ..handwritten.grouped import (
     KINDS,
     attention_layer,
     check_even_heads,
+    is_rotated,
     mask_of,
     read_sizes,
     rotary_by_kind,
@@ -35,7 +36,14 @@ from ..layout import Layout
 from ..reading import multimodal
 from ..reading.decoders import ACTIVATIONS, NAMES, activation_of, attention_of, write_sizes
 from ..reading.model_config import ConfigFile, nested
-from ..reading.rotary import read_nested_rotary, read_rotary, write_nested, write_rotary
+from ..reading.rotary import (
+    read_nested_rotary,
+    read_rotary,
+    read_rotary_by_kind,
+    write_nested,
+    write_rotary,
+    write_rotary_by_kind,
+)
 from ..rows.attention import Table, interleaved_rotary
 from ..rows.common import TIE
 from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
@@ -85,7 +93,7 @@ class FamilyReader:
         """Return the family, as the tables of families hold it."""
         description = self.description
         return DerivedFamily(
-            (multimodal.decoder_type(description.model_type),),
+            (multimodal.decoder_type(description.model_type), *description.further_types),
             self.attention,
             description.defaults,
             aliases=description.aliases,
@@ -126,7 +134,9 @@ class FamilyReader:
             **{name: value for name, value in options.items() if name not in sizes},
             position=self._position(
                 config, kind, _shared_width(config) if sizes["head_dim"] is None else sizes["head_dim"]
-            ),
+            )
+            if self._turns(config, layer)
+            else None,
             qk_norm=QKNorm(**qk_norm) if qk_norm else None,
             temperature=Temperature(**temperature) if temperature else None,
             mask=mask_of(config, layer, kind),
@@ -187,7 +197,9 @@ class FamilyReader:
         """Return the kind of a layer: with a window, or without.
 
         The field ``layers.rule`` selects the source: "window", the width; "window or types" and "types or window",
-        ``layer_types``, or else the width; "types or late window", likewise, from the layer ``max_window_layers`` on.
+        ``layer_types``, or else the width; "types or late window", likewise, from the layer ``max_window_layers`` on;
+        "types or still window", likewise, in layers without rotary positions; "types", ``layer_types``, or else the
+        pattern, or, where ``layers.interval`` is a field, a layer without the window in every so many.
         """
         rule = self.description.fields["layers.rule"].value
         is_off = "layers.switch" in self.description.fields and not self.value(config, "layers.switch")
@@ -207,10 +219,14 @@ class FamilyReader:
         if rule == _LATE:
             slides = not is_off and config.get("sliding_window") is not None
             usual = KINDS[slides and layer >= config.integer(_FIRST_WITH_WINDOW, 0)]
+        elif rule == _STILL:
+            usual = KINDS[not is_off and config.get("sliding_window") is not None and not self._turns(config, layer)]
+        elif "layers.interval" in self.description.fields:
+            usual = KINDS[bool((layer + 1) % self.value(config, "layers.interval"))]
         else:
             usual = self.description.kind_of(layer, config.integer("num_hidden_layers"))
         kind = config.layer_type(layer, usual)
-        if is_off and kind != KINDS[False]:
+        if is_off and kind != KINDS[False] and rule != _STILL:  # SmolLM3's masks have it all the same
             raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, but windows are switched off")
         return kind
 
@@ -247,7 +263,8 @@ class FamilyReader:
             return config.integer(source.key, 0) - (config.integer(source.less, 0) if source.less else 0) + source.plus
         if read is not None:
             return read(config, source.key)
-        number = config.number_or_none(source.key) if name in _OPTIONAL else config.positive(source.key)
+        may_lack = name in _OPTIONAL and source.power == 1.0
+        number = config.number_or_none(source.key) if may_lack else config.positive(source.key)
         if number is None or not source.per:
             return None if number is None else number**source.power
         return number**source.power / config.positive(source.per) ** source.per_power
@@ -278,7 +295,13 @@ class FamilyReader:
             return Rotary(options["theta"], width, options.get("pairing", "half"))
         if options.pop("nested", False):
             return read_nested_rotary(config, width, kind, **options)
+        if options.pop("by_kind", False):
+            return read_rotary_by_kind(config, width, kind, **options)
         return read_rotary(config, width, kind, **options)
+
+    def _turns(self, config: ConfigFile, layer: int) -> bool:
+        """Return whether a layer has rotary positions, in families that switch them by layer."""
+        return "layers.rotated" not in self.description.fields or is_rotated(config, layer)
 
     # ---- tensors
 
@@ -337,7 +360,10 @@ class FamilyReader:
             "norm": first.norm,
             "block": first,
             "model": config,
-            "layers": types.SimpleNamespace(heads=[getattr(one.attention, "num_heads", 0) for one in config.blocks]),
+            "layers": types.SimpleNamespace(
+                heads=[getattr(one.attention, "num_heads", 0) for one in config.blocks],
+                rotated=[int(getattr(one.attention, "position", None) is not None) for one in config.blocks],
+            ),
             **experts.written_parts(config),
         }
         rotary = self._write_rotary(config, width)
@@ -382,7 +408,7 @@ class FamilyReader:
             elif source.per and value is not None:
                 written[source.key] = source.product(value, written[source.per] ** source.per_power)
             elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
-                written[source.key] = _written(name, value, source)
+                written[source.key] = self._whole(source.key, _written(name, value, source))
         inner = {key: value for key, value in written.items() if key.startswith(_ROTARY)}
         scaling = {**(written.get("rope_scaling") or {"rope_type": "default"})}
         scaling |= {key.removeprefix(_ROTARY): value for key, value in inner.items()}
@@ -399,7 +425,7 @@ class FamilyReader:
         if rule == "full":
             return {}
         masks = write_windows(config)
-        if rule in ("types", "types or window"):
+        if rule in ("types", "types or window", _STILL):
             return masks
         if rule == _LATE:  # older versions of transformers know windows by their first layer alone
             listed = masks["layer_types"]
@@ -411,6 +437,11 @@ class FamilyReader:
             {"sliding_window": masks.get("sliding_window")} if rule in _OF_WIDTH or masks.get("sliding_window") else {}
         )
         return {**kinds, **width} if rule in ("runs", *_OF_WIDTH) else {}
+
+    def _whole(self, key: str, value: Any) -> object:
+        """Return a number as the type of its default: `transformers` takes no float where that is an integer."""
+        is_whole = type(self.description.defaults.get(key)) is int and isinstance(value, float)
+        return max(1, round(min(value, 2.0**53))) if is_whole else value
 
     def _activation_name(self, key: str, activation: Activation) -> str:
         """Return the name that a file of the family has for an activation."""
@@ -435,8 +466,12 @@ class FamilyReader:
         first = next((position for position in positions if position is not None), None)
         source = self.description.fields.get("position.partial")
         partial = width if source is not None and source.value else None
-        if "position.nested" in self.description.fields:
-            return write_nested(rotary_by_kind(config, write_windows(config)["layer_types"]), partial)
+        if self.description.fields.keys() & {"position.nested", "position.by_kind"}:
+            by_kind = rotary_by_kind(config, write_windows(config)["layer_types"])
+            if "position.nested" in self.description.fields:
+                return write_nested(by_kind, partial)
+            values = {name: self.description.fields.get(f"position.{name}") for name in ("theta", "local_key")}
+            return write_rotary_by_kind(by_kind, **{name: one.value for name, one in values.items() if one})
         return write_rotary(first, partial)
 
 
@@ -444,7 +479,8 @@ def _written(name: str, value: Any, source: KeySource) -> object:
     return value == "interleaved" if name == "pairing" else source.root(value)
 
 
-_FROM_WINDOW, _LATE = ("window or types", "types or window"), "types or late window"
+_FROM_WINDOW = ("window or types", "types or window")
+_LATE, _STILL = "types or late window", "types or still window"
 _OF_WIDTH = ("window", "window or types")
 """Rules of layers' kinds of which a config is written with the width of the window alone."""
 

@@ -27,7 +27,6 @@ from ..handwritten import (
     diffllama,
     encoder_decoder,
     falcon_h1,
-    gemma,
     gemma3n,
     gemma4,
     gpt2,
@@ -41,11 +40,9 @@ from ..handwritten import (
     mamba2,
     minimax,
     nemotron_h,
-    olmo,
     olmo_hybrid,
     phi3,
     qwen3_next,
-    smollm3,
     t5,
 )
 from ..layout import Layout
@@ -68,13 +65,10 @@ __all__ = [
 ]
 
 HAND_WRITTEN: tuple[Any, ...] = (
-    smollm3,
     llama4,
-    gemma,
     gemma3n,
     gemma4,
     gpt_oss,
-    olmo,
     bloom,
     gpt2,
     phi3,
@@ -233,7 +227,10 @@ def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout, s
     candidates = [
         (name, family.architecture, family.write)
         for name, family in families
-        if family.write is not None and family.whole is not None and isinstance(config, family.whole)
+        if name == family.model_types[0]
+        and family.write is not None
+        and family.whole is not None
+        and isinstance(config, family.whole)
     ]
     # Only an encoder with its decoder is read by the names of its tensors too; a table of experts takes long to list.
     is_pair = isinstance(config, EncoderDecoderConfig)

@@ -26,9 +26,9 @@ from ..reading.decoders import (
     write_sizes,
 )
 from ..reading.model_config import ConfigFile, as_number
+from ..reading.rotary import read_rotary_by_kind, write_rotary_by_kind
 from ..rows.attention import SPLIT
 from ..rows.decoder import FINAL_NORM, LAYER, OURS, decoder, feed_forward, norms
-from .gemma import read_gemma3_rotary, write_gemma3_rotary
 from .gemma4 import (
     WITHOUT_KEYS,
     attention_rows,
@@ -40,7 +40,18 @@ from .gemma4 import (
     unread_keys_of,
     write_layer_embeddings,
 )
-from .grouped import attention_layer, mask_of, read_sizes, write_heads, write_windows
+from .grouped import (
+    attention_layer,
+    head_dim_of,
+    mask_of,
+    read_sizes,
+    rotary_by_kind,
+    write_heads,
+    write_windows,
+)
+
+LOCAL_BASE = "rope_local_base_freq"
+"""Key of the base of layers with a window in older files."""
 
 
 def _kinds(config: ConfigFile) -> list[str]:
@@ -58,7 +69,7 @@ def read_gemma3n(config: ConfigFile, layer: int) -> AttentionLayer:
         **read_sizes(config),
         qkv_bias=bias,
         out_bias=bias,
-        position=read_gemma3_rotary(config, kinds[layer]),
+        position=read_rotary_by_kind(config, head_dim_of(config), kinds[layer], local_key=LOCAL_BASE),
         qk_norm=norm,
         mask=mask_of(config, layer, kinds[layer]),
         scale=1.0,
@@ -139,7 +150,7 @@ def write_gemma3n(config: DecoderConfig, model_type: str) -> WrittenKeys:
         **write_rms_norm(config),
         **write_heads(attention),
         **windows,
-        **write_gemma3_rotary(config, windows["layer_types"]),
+        **write_rotary_by_kind(rotary_by_kind(config, windows["layer_types"]), 1_000_000.0, LOCAL_BASE),
         **write_layer_embeddings(config),
         "attention_bias": attention.qkv_bias,
         "intermediate_size": [getattr(one, "hidden_dim", None) for one in layers],

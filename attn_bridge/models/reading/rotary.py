@@ -186,6 +186,58 @@ def read_nested_rotary(
     return make_nested_rotary(config, head_dim, values, _required(config, values, "rope_theta"), part, pairing)
 
 
+def read_rotary_by_kind(
+    config: ConfigFile,
+    head_dim: int,
+    kind: str,
+    *,
+    theta: float = 1_000_000.0,
+    local_theta: float = 10_000.0,
+    local_key: str = "",
+) -> Rotary:
+    """Return the rotary positions of a kind of layers in a model that has them per kind, or as older files have them.
+
+    `transformers` applies ``rope_scaling`` and ``rope_theta`` of older files to full attention alone, where it scales
+    by its ``rope_type``, and not by its ``type``.
+
+    Args:
+        config: the model's.
+        head_dim: width of a head.
+        kind: kind of the layer.
+        theta: default base of full attention.
+        local_theta: that of layers with a window.
+        local_key: key of the latter in older files; "" where they have none.
+    """
+    values = dict(config.mapping("rope_parameters").get(kind) or {"rope_type": "default"})
+    if kind == "full_attention":
+        values |= config.mapping("rope_scaling")
+        base, usual = config.get("rope_theta"), theta
+    else:
+        base, usual = config.get(local_key) if local_key else None, local_theta
+    base = values.get("rope_theta", base)
+    return make_nested_rotary(config, head_dim, values, usual if base is None else base)
+
+
+def write_rotary_by_kind(positions: Mapping[str, object], theta: float, local_key: str = "") -> dict[str, Any]:
+    """Return the keys that `read_rotary_by_kind` reads, by their older names where these say the same.
+
+    Those can't scale layers with a window; without a key of their base, only the usual base is the same in all
+    versions of `transformers`.
+
+    Args:
+        positions: kind -> position.
+        theta: base that older files may leave out.
+        local_key: as in `read_rotary_by_kind`.
+    """
+    by_kind = write_nested(positions)  # refuses what transformers passes over
+    full, local = positions.get("full_attention"), positions.get("sliding_attention")
+    is_usual = full is not None and all(getattr(one, "base", None) == theta for one in positions.values())
+    if getattr(local, "scaling", None) is not None or not (local_key or is_usual):
+        return by_kind
+    base = getattr(local, "base", None) if local_key else None
+    return {**write_rotary(full), **({} if base is None else {local_key: base})}
+
+
 def make_nested_rotary(
     config: ConfigFile, head_dim: int, values: Values, base: object, part: object = None, pairing: Pairing = "half"
 ) -> Rotary:

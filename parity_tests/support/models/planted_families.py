@@ -56,7 +56,8 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         yield "queries and keys not normed", dataclasses.replace(description, fields=rest)
         yield "norms of q and k elsewhere", with_field("qk_norm.rotated", None)
     elif "qk_norm.scope" in fields:
-        yield "1 + w of q and k", constant("qk_norm.unit_offset", True)
+        from_one = fields.get("qk_norm.unit_offset", KeySource(value=False)).value
+        yield "1 + w of q and k", constant("qk_norm.unit_offset", not from_one)
         if fields["qk_norm.scope"].value == "head":
             rotated = fields.get("qk_norm.rotated", KeySource(value=False)).value
             yield "norms of q and k elsewhere", constant("qk_norm.rotated", not rotated)

@@ -107,6 +107,8 @@ del PLANTED["granite: null of attention_multiplier not refused"]
 # The class has no such key; files for other code have it.
 del PLANTED["internlm3: qkv_bias not refused"], PLANTED["internlm3: bias not refused"]
 del PLANTED["qwen2: attention_bias not refused"]
+# Its value is null by default, of which no other is made.
+del PLANTED["gemma2: use_bidirectional_attention not refused"]
 # The family has no dense layer: the rows that the fault exchanges come with a shared layout, and are never used.
 del PLANTED["olmoe: gate order"], PLANTED["mellum: gate order"]
 QUICK = (

@@ -115,6 +115,27 @@ def test_a_key_that_the_class_does_not_read_changes_nothing():
     assert not [key for key in families.write_config(plain, layouts.find("hf-roformer")) if "rope" in key]
 
 
+@pytest.mark.parametrize("name", ["cohere2", "gemma3_text"])
+def test_interval_between_layers_without_a_window_is_that_of_the_config(name):
+    blocks = families.find_decoder(tiny(name, sliding_window_pattern=2)).blocks
+    assert [block.attention.mask.reach is None for block in blocks] == [False, True, False, True, False]
+
+
+def test_a_number_with_an_integer_default_is_written_as_an_integer():
+    config = families.find_decoder(tiny("vaultgemma", query_pre_attn_scalar=7))
+    written = families.write_config(config, layouts.find("hf-vaultgemma"))["query_pre_attn_scalar"]
+    assert (written, type(written)) == (7, int)
+    halves = families.find_decoder(tiny("vaultgemma", query_pre_attn_scalar=7.5))
+    with pytest.raises(ValueError, match="vaultgemma has another blocks.0..attention.scale"):
+        families.write_config(halves, layouts.find("hf-vaultgemma"))
+
+
+@pytest.mark.parametrize("name", ["gemma2", "vaultgemma"])
+def test_scale_without_a_number_is_refused(name):
+    with pytest.raises(TypeError, match=f"^query_pre_attn_scalar of {name} must be a number, got null$"):
+        families.find_decoder(tiny(name, query_pre_attn_scalar=None))
+
+
 def test_value_that_must_be_there_is_refused_as_null():
     with pytest.raises(ValueError, match=r"^sliding_window \(null\) of exaone4 is not supported, only a value$"):
         families.find_decoder(tiny("exaone4", sliding_window=None, layer_types=["full_attention"] * 5))
