@@ -234,10 +234,10 @@ def rows(outside: Outside, front: str, *, is_usual: bool) -> Iterator[Row]:
 
     if not is_usual:
         yield Row(f"{template(outside.embedding)}.weight", ("tok_emb.weight",), tied=("out_head.weight",))
+        if outside.head_in_files:  # first, as the first alternative is what is written
+            yield Row(f"{outside.head_in_files}.weight", ("out_head.weight",), optional=True, branch="head/file")
         branch = "head/module" if outside.head_in_files else ""
         yield Row(f"{outside.head}.weight", ("out_head.weight",), optional=True, branch=branch)
-        if outside.head_in_files:
-            yield Row(f"{outside.head_in_files}.weight", ("out_head.weight",), optional=True, branch="head/file")
     for name, ours in ((outside.positions, "pos_emb"), (outside.types, "type_emb")):
         if name:
             yield Row(f"{template(name)}.weight", (f"{ours}.weight",))
