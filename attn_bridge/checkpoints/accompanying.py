@@ -99,7 +99,7 @@ def accompany(
         **({} if packed is None else {"quantised": _digests_of_originals(packed)}),
         **({"adapter": reader.adapter.in_manifest()} if isinstance(reader, adapters.Merged) else {}),
     }
-    text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore, kept_digests)
+    text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore, kept_digests, plan.sizes)
     put(where, text.encode("ascii"))
     if config is not None:
         put(payload / configs.CONFIG, config)

@@ -54,6 +54,7 @@ class Manifest:
         restore: layout -> the settings, files and metadata to restore it.
         kept: tensors that the conversion dropped from the source, if any.
         kept_digests: name of a kept tensor -> digest of its bytes.
+        sizes: settings of the layout that a config.json would tell, of a checkpoint without one.
     """
 
     layout: str
@@ -63,6 +64,7 @@ class Manifest:
     restore: dict[str, Any]
     kept: Reader | None = None
     kept_digests: dict[str, str] = dataclasses.field(default_factory=dict)
+    sizes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def places(target: Path, is_folder: bool) -> tuple[Path, Path]:
@@ -79,6 +81,7 @@ def text(
     tensors: dict[str, dict[str, Any]],
     restore: dict[str, Any],
     kept_digests: dict[str, str],
+    sizes: dict[str, Any],
 ) -> str:
     """Return the text of a manifest file: equal for the same source and options."""
     document = {
@@ -89,6 +92,7 @@ def text(
         "tensors": tensors,
         "restore": restore,
         **({"kept": kept_digests} if kept_digests else {}),
+        **({"sizes": sizes} if sizes else {}),
     }
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
 
@@ -154,6 +158,9 @@ def read(checkpoint: Path) -> Manifest | None:
         digests = document.get("kept", {})
         if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
             raise ValueError("kept is malformed")
+        sizes = document.get("sizes", {})
+        if not isinstance(sizes, dict) or not all(type(value) in (int, str) for value in sizes.values()):
+            raise ValueError("sizes is malformed")
     except CheckpointError:  # the file itself is refused
         raise
     except (OSError, ValueError, KeyError, RecursionError) as error:
@@ -167,7 +174,7 @@ def read(checkpoint: Path) -> Manifest | None:
         from .containers.safetensors import SafetensorsReader
 
         reader = SafetensorsReader(kept, kept.parent)
-    return Manifest(**fields, kept=reader, kept_digests=digests)
+    return Manifest(**fields, kept=reader, kept_digests=digests, sizes=sizes)
 
 
 def of(reader: Reader, path: Path) -> Manifest | None:

@@ -109,6 +109,8 @@ def make(
                 plans.check_weights(theirs.name, weights)
         same = _same(reader, "" if theirs is None else theirs.name, target_format, is_folder, wide, manifest)
         same = dataclasses.replace(same, selection=selection or Selection())
+        if manifest is not None and not is_folder:
+            same = dataclasses.replace(same, sizes=manifest.sizes)
         return (
             same
             if theirs is None
@@ -119,7 +121,11 @@ def make(
     check_settings(back.get("settings", {}), theirs)
     own_settings = ours.read_settings(configs.with_defaults(config or {}))
     check_heads(settings or {}, own_settings, theirs.read_settings(configs.with_sizes(config or {})))
-    all_settings = {**own_settings, **(settings or {})}
+    known: Mapping[str, object] = {}
+    if manifest is not None and manifest.layout in ("", ours.name):  # "" where the container alone changed
+        known = {name: value for name, value in manifest.sizes.items() if name in (*ours.settings, *ours.sizes)}
+        check_settings(known, ours)
+    all_settings = {**known, **own_settings, **(settings or {})}
     is_part = selection is not None and bool(selection.dropped)
     decoded = reading.decode(ours, theirs, reader.tensors, all_settings, config or {}, is_part=is_part)
     head = True if tied else heads.tied_by(config or {}, shapes)
@@ -135,6 +141,14 @@ def make(
         **back.get("settings", {}),
         **(settings or {}),
     }
+    # A file, and a folder of Orbax or DCP, has no config.json next to it: its manifest has what that would tell.
+    own_sizes, sizes = (
+        {} if is_folder else {name: value for name, value in taken.items() if name in (*layout.settings, *layout.sizes)}
+        for layout, taken in (
+            (ours, all_settings),
+            (theirs, {**theirs.read_settings(configs.with_sizes(config or {})), **(settings or {})}),
+        )
+    )
     try:
         encoded = theirs.encode({name: placed.shape for name, placed in decoded.placements.items()}, wanted)
     except WeightsMismatchError as error:
@@ -197,7 +211,7 @@ def make(
     restore: dict[str, Any] = dict(manifest.restore) if manifest else {}
     consumed = restore.pop(theirs.name, {})
     restore[ours.name] = {
-        "settings": decoded.restore,
+        "settings": {**own_sizes, **decoded.restore},
         "dropped": sorted(decoded.dropped),
         "format": reader.format,
         "metadata": reader.metadata,
@@ -232,6 +246,7 @@ def make(
         originals=tuple(originals.values()),
         carried=plans.carried_numbers(manifest, kinds),
         selection=selection or Selection(),
+        sizes=sizes,
     )
 
 
