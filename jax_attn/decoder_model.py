@@ -31,6 +31,7 @@ from .embedding import Embedding
 from .initial_weights import linear
 from .layer import Layer, LayerOptions, Unpack, takes_mode
 from .losses import check_labels, mean_loss
+from .positions import sinusoids
 from .random import RandomSource, Rngs
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LayerCache
@@ -169,15 +170,21 @@ class DecoderModel(Pretrained, Layer):
             x = x * jnp.asarray(config.embedding_scale, x.dtype)
         if config.embedding_norm is not None and config.norm_tokens:
             x = self.emb_norm(x)
-        if config.num_positions is not None:
+        if config.numbers_tokens:
             at = positions_of(x, positions, None if cache is None else cache[0], attention_mask)
-            x = x + self.pos_emb(at, "positions")
+            x = x + (self.pos_emb(at, "positions") if config.sinusoids is None else self._sinusoids(x, at))
         if config.num_token_types is not None:
             x = x + self.type_emb.embedding[0].astype(x.dtype)
         if config.embedding_norm is not None and not config.norm_tokens:
             x = self.emb_norm(x)
         x = self.drop_emb(x)
         return x if config.updates is None else spread(x, self.stream_in)
+
+    def _sinusoids(self, x: Float[Array, "B T D"], at: Int[Array, "... T"]) -> Float[Array, "... T D"]:
+        """Return the sines and cosines of positions that are added to the embeddings `x`."""
+        config = self.config
+        waves = sinusoids(config.sinusoids, at + config.position_offset, config.emb_dim, functional.wide_dtype(x))
+        return waves.astype(x.dtype)
 
     def layer_inputs(self, tokens: Int[Array, "B T"], x: Float[Array, "B T D"]) -> Float[Array, "B T L C"]:
         """Return the per-layer embeddings ``(B, T, L, C)``: of each block, that of the token and that of its embedding.

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary, Temperature
+from attn_bridge.specs.position import Sinusoids, sinusoid_rates
 
 from .signatures import DType
 
@@ -75,6 +76,23 @@ def apply_rotary(
         turned = jnp.stack([first * cos - second * sin, second * cos + first * sin], -1)
         turned = rearrange(turned, "b t h i two -> b t h (i two)")
     return jnp.concatenate([turned.astype(x.dtype), rest], -1) if rest.shape[-1] else turned.astype(x.dtype)
+
+
+def sinusoids(kind: Sinusoids, positions: Int[Array, "... T"], dim: int, dtype: DTypeLike) -> Float[Array, "... T d"]:
+    """Return the sines, then the cosines of positions.
+
+    Args:
+        kind: of the waves.
+        positions: integers ``(T,)`` or ``(B, T)``.
+        dim: how many numbers a position has.
+        dtype: float32 or float64, in which everything is computed.
+
+    Returns:
+        ``(T, dim)`` or ``(B, T, dim)``.
+    """
+    rates = jnp.asarray(sinusoid_rates(kind, dim), dtype)
+    angles = positions[..., None].astype(dtype) * rates
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
 
 
 def alibi_bias(

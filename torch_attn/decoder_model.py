@@ -31,6 +31,7 @@ from .embedding import Embedding
 from .initial_weights import linear
 from .layer import Layer
 from .losses import check_labels, mean_loss
+from .positions import sinusoids
 from .random import JaxRngs, RandomSource
 from .signatures import DType, typed_as
 from .signatures.attention import CachedOutput, LayerCache
@@ -175,15 +176,21 @@ class DecoderModel(Pretrained, Layer):
             x = x * torch.tensor(config.embedding_scale, dtype=x.dtype, device=x.device)
         if config.embedding_norm is not None and config.norm_tokens:
             x = self.emb_norm(x)
-        if config.num_positions is not None:
+        if config.numbers_tokens:
             at = positions_of(x, positions, None if cache is None else cache[0], attention_mask)
-            x = x + self.pos_emb(at, "positions")
+            x = x + (self.pos_emb(at, "positions") if config.sinusoids is None else self._sinusoids(x, at))
         if config.num_token_types is not None:
             x = x + self.type_emb.weight[0]
         if config.embedding_norm is not None and not config.norm_tokens:
             x = self.emb_norm(x)
         x = self.drop_emb(x)
         return x if config.updates is None else spread(x, self.stream_in)
+
+    def _sinusoids(self, x: Float[Tensor, "B T D"], at: Int[Tensor, "... T"]) -> Float[Tensor, "... T D"]:
+        """Return the sines and cosines of positions that are added to the embeddings `x`."""
+        config = self.config
+        waves = sinusoids(config.sinusoids, at + config.position_offset, config.emb_dim, functional.wide_dtype(x))
+        return waves.to(x.dtype)
 
     def layer_inputs(self, tokens: Int[Tensor, "B T"], x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T L C"]:
         """Return the per-layer embeddings ``(B, T, L, C)``: of each block, that of the token and that of its embedding.

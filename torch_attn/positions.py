@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary, Temperature
+from attn_bridge.specs.position import Sinusoids, sinusoid_rates
 
 from .shards import is_sharded, on_parts
 from .signatures import DType
@@ -88,6 +89,23 @@ def apply_rotary(
         turned = torch.stack([first * cos - second * sin, second * cos + first * sin], -1)
         turned = rearrange(turned, "b t h i two -> b t h (i two)")
     return torch.cat([turned.to(x.dtype), rest], -1) if rest.shape[-1] else turned.to(x.dtype)
+
+
+def sinusoids(kind: Sinusoids, positions: Int[Tensor, "... T"], dim: int, dtype: DType) -> Float[Tensor, "... T d"]:
+    """Return the sines, then the cosines of positions.
+
+    Args:
+        kind: of the waves.
+        positions: integers ``(T,)`` or ``(B, T)``.
+        dim: how many numbers a position has.
+        dtype: float32 or float64, in which everything is computed.
+
+    Returns:
+        ``(T, dim)`` or ``(B, T, dim)``.
+    """
+    rates = torch.as_tensor(sinusoid_rates(kind, dim), device=positions.device).to(dtype)
+    angles = positions[..., None].to(dtype) * rates
+    return torch.cat([torch.sin(angles), torch.cos(angles)], -1)
 
 
 def alibi_bias(

@@ -24,6 +24,7 @@ from .mamba import MambaConfig
 from .mamba2 import Mamba2Config
 from .model import ModelConfig, accepts_use_cache, below, below_blocks, count_blocks, table
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
+from .position import Sinusoids
 from .rms_norm import RMSNormConfig
 from .sparse_indexed_attention import SparseIndexedAttentionConfig
 
@@ -244,7 +245,8 @@ class DecoderConfig(ModelConfig):
         embedding_scale: factor of the embeddings (Gemma, Granite).
         embedding_norm: config of a norm of the embeddings (BLOOM), or None.
         num_positions: rows of a table of positions that is added to the embeddings (GPT-2); None omits the table.
-        position_offset: unused rows before the one of position 0 (OPT has 2), in addition to `num_positions`.
+        position_offset: unused rows before the one of position 0 (OPT has 2), in addition to `num_positions`; of
+            `sinusoids`, which position is the first.
         num_token_types: rows of a table of types of tokens, the first of which is added to every embedding (BERT).
         head_activation: the activation behind one more linear layer before the head (BERT); None omits both.
         head_norm: config of a norm behind that activation, or None.
@@ -256,6 +258,7 @@ class DecoderConfig(ModelConfig):
         dropout: rate at which embeddings are dropped in training.
         layer_embeddings: config of a second table with a row of every token for each block, and of what comes with it;
             None omits them.
+        sinusoids: kind of the sines and cosines of positions that are added to the embeddings (CTRL, XGLM), or None.
     """
 
     vocab_size: int
@@ -276,6 +279,7 @@ class DecoderConfig(ModelConfig):
     head_bias: bool = dataclasses.field(default=False, metadata={LATER: True})
     norm_tokens: bool = dataclasses.field(default=False, metadata={LATER: True})
     layer_embeddings: LayerEmbeddingsConfig | None = dataclasses.field(default=None, metadata={LATER: True})
+    sinusoids: Sinusoids | None = dataclasses.field(default=None, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("vocab_size", "emb_dim", *(["num_positions"] if self.num_positions else []))
@@ -283,18 +287,24 @@ class DecoderConfig(ModelConfig):
             self._require_positive_ints("num_token_types")
         if self.position_offset != 0:
             self._require_positive_ints("position_offset")
-            if self.num_positions is None:
+            if self.num_positions is None and self.sinusoids is None:
                 raise ValueError(f"position_offset ({self.position_offset}) must be 0 without num_positions")
+        if self.sinusoids is not None:
+            self._require_choice("sinusoids", get_args(Sinusoids))
+            if self.num_positions is not None:
+                raise ValueError(f"sinusoids ({self.sinusoids}) must be None with num_positions")
+            if self.emb_dim % 2:
+                raise ValueError(f"emb_dim ({self.emb_dim}) must be even with sinusoids")
         object.__setattr__(self, "blocks", tuple(self.blocks))
         for number, block in enumerate(self.blocks):
             if not isinstance(block, DecoderBlockConfig):
                 raise TypeError(f"blocks[{number}] must be a DecoderBlockConfig, got {type(block).__name__}")
             if block.emb_dim != self.emb_dim:
                 raise ValueError(f"width of blocks[{number}] ({block.emb_dim}) must be emb_dim ({self.emb_dim})")
-        if self.num_positions is not None and self.blocks:
-            first = self.blocks[0]
+        if self.numbers_tokens and self.blocks:
+            first, by = self.blocks[0], "num_positions" if self.sinusoids is None else "sinusoids"
             if first.attention is None or first.recurrent is not None:  # its cache counts the tokens
-                raise ValueError("the first block must have attention alone as its mixer with num_positions")
+                raise ValueError(f"the first block must have attention alone as its mixer with {by}")
         self._require_bools("tie", "head_bias", "norm_tokens")
         if self.norm_tokens and self.embedding_norm is None:
             raise ValueError(f"norm_tokens ({self.norm_tokens}) must be False without embedding_norm")
@@ -353,6 +363,11 @@ class DecoderConfig(ModelConfig):
         wrong = next((dim for dim in parts if dim != wanted), wanted)
         if wrong != wanted:
             raise ValueError(f"dim of layer_input ({wrong}) must be that of layer_embeddings ({wanted}) in every block")
+
+    @property
+    def numbers_tokens(self) -> bool:
+        """Whether vectors of the tokens' positions are added to the embeddings."""
+        return self.num_positions is not None or self.sinusoids is not None
 
     @property
     def updates(self) -> AlternatingUpdatesConfig | None:

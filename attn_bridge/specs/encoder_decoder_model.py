@@ -15,7 +15,7 @@ from .cross_attention import CrossAttentionConfig
 from .decoder_model import Norm
 from .grouped_query_attention import GroupedQueryAttentionConfig
 from .model import ModelConfig, Shape, accepts_use_cache, below, below_blocks, check_ids, count_blocks, table
-from .position import RelativeBias
+from .position import RelativeBias, sinusoid_rates
 
 Side = Literal["torch", "flax"]
 Place = Literal["pre", "post"]
@@ -209,8 +209,7 @@ class StackConfig(Config):
         As Whisper (arXiv 2212.04356) has them, from a length of ``2 pi`` to one of ``2 pi 10000``.
         """
         assert self.num_positions is not None, "checked"
-        half = self.emb_dim // 2
-        rates = np.exp(-math.log(10000.0) / max(half - 1, 1) * np.arange(half))
+        rates = sinusoid_rates("tensor2tensor", self.emb_dim)
         angles = (np.arange(self.num_positions + self.position_offset) - self.position_offset)[:, None] * rates
         return np.concatenate([np.sin(angles), np.cos(angles)], 1)
 

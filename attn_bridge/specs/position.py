@@ -18,9 +18,9 @@ import numpy as np
 from ..printable import printable
 from ..validation import check_number
 from .base import LATER
-from .rope_scaling import Floats, Scaling, plain_frequencies
+from .rope_scaling import Floats, Scaling, pair_indices, plain_frequencies
 
-__all__ = ["Alibi", "AxesLayout", "Pairing", "RelativeBias", "Rotary"]
+__all__ = ["Alibi", "AxesLayout", "Pairing", "RelativeBias", "Rotary", "Sinusoids", "sinusoid_rates"]
 
 MAX_DISTANCE = (1 << 31) - 1
 """Positions are int32 in JAX."""
@@ -255,3 +255,17 @@ class RelativeBias:
         # distances at which the floor steps up.
         ends = (exact * growth ** (k / ranges) * (1.0 - 1e-12) for k in range(1, ranges))
         return [*range(1, exact + 1), *(math.ceil(end) for end in ends)]
+
+
+Sinusoids = Literal["transformer", "tensor2tensor"]
+"""Sines, then cosines of positions, by the waves of arXiv 1706.03762, or of its library, whose slowest is longer."""
+
+
+def sinusoid_rates(kind: Sinusoids, dim: int) -> Floats:
+    """Return the angle per position ``(dim // 2,)`` of each sine and cosine.
+
+    The waves grow from a length of ``2 pi`` to one of ``2 pi 10000``, which is that of the last (``tensor2tensor``, and
+    Whisper), or would be that of the next (``transformer``).
+    """
+    half = dim // 2
+    return np.asarray(10000.0 ** (-pair_indices(dim) / (max(half - 1, 1) if kind == "tensor2tensor" else half)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...specs.position import sinusoid_rates
 from ...weights.placements import Shape
 from ...weights.rows import Row
 
@@ -71,7 +72,7 @@ def is_frequencies(shape: Shape, start: int, values: Values) -> bool:
 
 def sinusoids(positions: Values, width: int) -> Values:
     """Return rows of RoFormer's table: of each position the sines, then the cosines of its angles."""
-    angles = positions[:, None] * 10000.0 ** (-2.0 * np.arange(width // 2) / width)
+    angles = positions[:, None] * sinusoid_rates("transformer", width)
     return np.concatenate([np.sin(angles), np.cos(angles)], 1)
 
 

@@ -105,6 +105,26 @@ def test_positions_types_and_the_layers_of_the_head_are_applied(backend):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(("kind", "steps"), [("transformer", 4), ("tensor2tensor", 3)])
+def test_sines_of_positions_are_added_and_a_cache_goes_on_with_them(backend, kind, steps):
+    config = DecoderConfig(11, 8, (BLOCK,), None, True, embedding_scale=0.5, sinusoids=kind, position_offset=2)
+    model, random = backend.build("DecoderModel", config=config), np.random.default_rng(4)
+    arrays = {row.rule.torch: random.normal(size=row.shape).astype("f4") for row in config.parameters}
+    backend.load(model, arrays)
+    angles = np.arange(2, 6)[:, None] / 10000.0 ** (np.arange(4) / steps)
+    x = 0.5 * arrays["tok_emb.weight"][IDS] + np.concatenate([np.sin(angles), np.cos(angles)], 1)
+    x = backend.output(model.trf_blocks[0], x.astype("f4"))
+    expected = x @ arrays["tok_emb.weight"].T
+    np.testing.assert_allclose(backend.output(model, IDS), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    begun, cache = model(backend.as_argument(IDS[:, :3]), cache=model.init_cache(2, 5))
+    ended, _ = model(backend.as_argument(IDS[:, 3:]), cache=cache)
+    padded, mask = np.concatenate([np.zeros((2, 2), np.int32), IDS], 1), np.arange(6) >= np.array([[2], [2]])
+    alone = model(backend.as_argument(padded), attention_mask=backend.as_argument(mask))[:, 2:]
+    begun, ended, alone = (one.detach() if hasattr(one, "detach") else one for one in (begun, ended, alone))
+    for found in (np.concatenate([begun, ended], 1), alone):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
 def test_numbers_of_xielu_are_learned(backend):
     config = DecoderBlockConfig(None, FeedForwardConfig(3, 5, "xielu", gated=False), RMSNormConfig(3))
     model, random = backend.build("DecoderBlock", config=config), np.random.default_rng(5)

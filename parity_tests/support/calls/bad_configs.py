@@ -29,6 +29,7 @@ NARROW = specs.RMSNormConfig(5)
 UPDATES = specs.AlternatingUpdatesConfig(6, 3)
 LAYERS = specs.LayerEmbeddingsConfig(9, 6, 3, 1)
 EXPERTS = specs.MixtureOfExpertsConfig(FEED_FORWARD, 6, 2)
+WITHOUT_TABLE = GROUPED.replace(position=specs.RelativeBias(8, 9, shared=True))
 WITHOUT_KEYS = DECODER_BLOCK.replace(attention=GROUPED.replace(shared=True), keys_of=0)
 
 VALID: dict[str, Any] = {
@@ -128,6 +129,7 @@ OWN_RULES = {
     ("RelativeBias", "num_buckets"),
     ("RelativeBias", "max_distance"),
     ("RelativeBias", "bidirectional"),
+    ("RelativeBias", "shared"),
     ("DifferentialAttentionConfig", "lambda_init"),
     *(("DecoderConfig", name) for name in ("num_positions", "position_offset", "num_token_types")),
     ("StackConfig", "position_offset"),
@@ -359,6 +361,7 @@ RULES: tuple[BadConfig, ...] = (
     BadConfig("Temperature", {"interval": 2.0}, TypeError, "interval of Temperature must be an integer, got float"),
     BadConfig("Temperature", {"offset": True}, TypeError, "offset of Temperature must be an integer, got bool"),
     BadConfig("RelativeBias", {"bidirectional": 1}, TypeError, "bidirectional of RelativeBias must be a bool, got int"),
+    BadConfig("RelativeBias", {"shared": 1}, TypeError, "shared of RelativeBias must be a bool, got int"),
     *(
         row
         for name in ("NTKScaling", "Llama3Scaling", "YaRNScaling", "LongRoPEScaling")
@@ -504,6 +507,10 @@ RULES: tuple[BadConfig, ...] = (
     BadConfig("DecoderBlockConfig", {"stream_scales": 3}, TypeError, "stream_scales must be 2 numbers, got int"),
     *_relations(
         "DecoderBlockConfig",
+        (
+            {"attention": WITHOUT_TABLE},
+            "position of attention must not be shared: blocks of decoders have their own tables",
+        ),
         ({"attention": GROUPED.replace(d_out=5)}, "d_out of attention (5) must be d_in of attention (6)"),
         ({"feed_forward": specs.FeedForwardConfig(5, 8)}, "d_in of feed_forward (5) must be d_in of attention (6)"),
         ({"norm": NARROW}, "emb_dim of norm (5) must be d_in of attention (6)"),
@@ -590,6 +597,7 @@ RULES: tuple[BadConfig, ...] = (
         TypeError,
         "head_norm must be a RMSNormConfig or LayerNormConfig, got str",
     ),
+    _choices("DecoderConfig", "sinusoids", "'transformer', 'tensor2tensor'"),
     _choices("DecoderConfig", "head_activation", "'silu', 'gelu', 'gelu_tanh', 'relu', 'quick_gelu', 'relu2'"),
     BadConfig("DecoderConfig", {"position_offset": 1.5}, TypeError, "position_offset must be an integer, got float"),
     BadConfig("DecoderConfig", {"num_token_types": 1.5}, TypeError, "num_token_types must be an integer, got float"),
@@ -600,6 +608,11 @@ RULES: tuple[BadConfig, ...] = (
         ({"num_positions": -1}, "num_positions (-1) must be at least 1"),
         ({"position_offset": -1}, "position_offset (-1) must be at least 1"),
         ({"num_positions": None, "position_offset": 2}, "position_offset (2) must be 0 without num_positions"),
+        ({"sinusoids": "transformer"}, "sinusoids (transformer) must be None with num_positions"),
+        (
+            {"num_positions": None, "sinusoids": "transformer", "emb_dim": 5, "blocks": ()},
+            "emb_dim (5) must be even with sinusoids",
+        ),
         ({"num_token_types": 0}, "num_token_types (0) must be at least 1"),
         ({"norm_tokens": True}, "norm_tokens (True) must be False without embedding_norm"),
         ({"head_norm": NORM}, "head_norm must be None without head_activation"),
@@ -635,6 +648,17 @@ RULES: tuple[BadConfig, ...] = (
     *_relations(
         "StackConfig",
         ({"position_offset": -1}, "position_offset (-1) must be at least 0"),
+        ({"num_positions": 0}, "num_positions (0) must be at least 1"),
+        ({"num_positions": None, "position_offset": 2}, "position_offset (2) must be 0 without num_positions"),
+        (
+            {"num_positions": None, "learned_positions": False},
+            "learned_positions (False) must be True without num_positions",
+        ),
+        (
+            {"blocks": (ENCODER_BLOCK, ENCODER_BLOCK.replace(attention=WITHOUT_TABLE))},
+            "position of blocks[1] shares the table of blocks[0], whose attention must have 6 heads and RelativeBias("
+            "num_buckets=8, max_distance=9, bidirectional=False, shared=False), got 6 and None",
+        ),
         ({"emb_dim": 5}, "width of blocks[0] (6) must be emb_dim (5)"),
         ({"norm": NARROW}, "emb_dim of norm (5) must be emb_dim (6)"),
         ({"embedding_norm": NARROW}, "emb_dim of embedding_norm (5) must be emb_dim (6)"),

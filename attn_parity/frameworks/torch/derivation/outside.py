@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import get_args
 
 import torch
 from torch import nn
 
 from attn_bridge.models.derived.description import KeySource
+from attn_bridge.specs.position import Sinusoids
 from attn_bridge.weights.rows import Row
 
 from .experts import in_files
@@ -101,6 +103,8 @@ def read(subject: ModelClass, model: nn.Module, blocks: str) -> Outside:
         by_role[role] = name
     if "positions" in by_role:
         tables = _positions(subject, f"{by_role['positions']}.weight")
+    else:
+        tables = tuple(_sinusoids(subject, model, blocks))
     if "types" in by_role:
         fields["model.num_token_types"] = _source(subject, f"{by_role['types']}.weight")
     if bias:
@@ -211,6 +215,28 @@ def _positions(subject: ModelClass, name: str) -> tuple[dict[str, KeySource], ..
             }
             return (behind, fields) if "pad_token_id" not in subject.sizes and rows == value else (fields,)
     raise DerivationError(f"{name}: no key gives the number of positions; the nearest is max_position_embeddings")
+
+
+def _sinusoids(subject: ModelClass, model: nn.Module, blocks: str) -> Iterator[dict[str, KeySource]]:
+    """Yield the fields of sines that may be added to the embeddings, where a buffer has a row of every position."""
+    width = model.get_input_embeddings().weight.shape[1]
+    rows = {
+        buffer.shape[0]
+        for name, buffer in model.named_buffers()
+        if buffer.ndim == 2 and buffer.shape[1] == width and not name.startswith(f"{blocks}.")
+    }
+    counts = [value for key, value in subject.keys().items() if "position" in key and _is_count(value)]
+    for offset in sorted({row - count for row in rows for count in counts if row >= count}):
+        for kind in get_args(Sinusoids):
+            first = {"model.position_offset": KeySource(value=offset)} if offset else {}
+            yield {"model.sinusoids": KeySource(value=kind), **first}
+
+
+def fixed(outside: Outside) -> dict[str, tuple[int | None, ...]]:
+    """Return accepted values of keys: a table of sines has zeros in the row of padding, which no position may be."""
+    first = outside.tables[0] if outside.tables else {}
+    unused = first["model.position_offset"].value if first.keys() >= {"model.sinusoids", "model.position_offset"} else 0
+    return {"pad_token_id": (None, *range(unused))} if isinstance(unused, int) and unused else {}
 
 
 def _source(subject: ModelClass, name: str) -> KeySource:

@@ -18,7 +18,7 @@ from attn_bridge.weights.rows import Row
 
 from ..running.promotion import promoted
 from . import experts as mixtures
-from . import latent, model_pair, proof, rows, structure
+from . import latent, model_pair, outside, proof, rows, structure
 from .choices import HEADS_OF_LAYERS, SWITCH, Choice, choices_of, constant, has_runs
 from .key_changes import LONGER, STRETCHED, is_nested
 from .structure import Structure
@@ -186,7 +186,7 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         aliases={outer: (inner,) for outer, inner in names.items() if outer not in subject.decoder_keys},
         keys={**subject.decoder_keys, **({"sliding_window": "window_size"} if has_runs(subject) else {})},
         fields=fields,
-        fixed={**parts.fixed, **step},
+        fixed={**parts.fixed, **step, **outside.fixed(parts.outside)},
         pattern=pattern,
         first=first,
         last=last,

@@ -37,7 +37,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"), 40),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
     **dict.fromkeys(("decoder_layers", "num_decoder_layers", "encoder_layers", "num_encoder_layers"), LAYERS),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), HEADS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), HEADS),
     **dict.fromkeys(("decoder_attention_heads", "num_decoder_attention_heads"), HEADS),
     **dict.fromkeys(("encoder_attention_heads", "num_encoder_attention_heads"), 2),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),

@@ -126,7 +126,7 @@ def test_a_number_with_an_integer_default_is_written_as_an_integer():
     written = families.write_config(config, layouts.find("hf-vaultgemma"))["query_pre_attn_scalar"]
     assert (written, type(written)) == (7, int)
     halves = families.find_decoder(tiny("vaultgemma", query_pre_attn_scalar=7.5))
-    with pytest.raises(ValueError, match="vaultgemma has another blocks.0..attention.scale"):
+    with pytest.raises(ValueError, match=r"vaultgemma has another blocks\[0\]\.attention\.scale"):
         families.write_config(halves, layouts.find("hf-vaultgemma"))
 
 
@@ -134,6 +134,13 @@ def test_a_number_with_an_integer_default_is_written_as_an_integer():
 def test_scale_without_a_number_is_refused(name):
     with pytest.raises(TypeError, match=f"^query_pre_attn_scalar of {name} must be a number, got null$"):
         families.find_decoder(tiny(name, query_pre_attn_scalar=None))
+
+
+def test_padding_of_sines_is_no_position():
+    for token in (None, 0, 1):
+        assert families.find_decoder(tiny("xglm", pad_token_id=token)).sinusoids == "tensor2tensor"
+    with pytest.raises(ValueError, match=r"^pad_token_id \(2\) of xglm is not supported, only None or 0 or 1$"):
+        families.find_decoder(tiny("xglm", pad_token_id=2))
 
 
 def test_value_that_must_be_there_is_refused_as_null():
