@@ -88,7 +88,7 @@ def read_header(
     if not isinstance(fields["descr"], str) or not isinstance(fields["fortran_order"], bool):
         raise bad(path, f"{label} is an array of records, or its order is not said")
     # Before `numpy.dtype` sees it, which takes far more than dtypes of one array: lists of fields, names of types.
-    if not re.fullmatch(r"[<>|=]?[a-zA-Z?][0-9]*(\[[0-9a-z]+\])?", fields["descr"]):
+    if not re.fullmatch(r"[<>|=]?[a-zA-Z?][0-9]*(\[[0-9a-zA-Z]+\])?", fields["descr"]):
         raise bad(path, f"{label} is an array of {printable(fields['descr'], 40)}, which is no dtype of a tensor")
     try:
         dtype = np.dtype(fields["descr"])

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from ...printable import printable
 from .base import MAX_HEADER, Extent, Reader, TensorInfo, Writer
 from .files import bad, check_count, check_infos, check_name, check_range, check_shape, parse_json, unwritable
+from .remote import is_remote
 from .remote.targets import open_target, put
 from .shards import ShardedReader, index_of
 from .sources import FileReader, inside
@@ -57,6 +58,9 @@ VARIANT = re.compile(r"model\.[\w-]+\.safetensors|model-[0-9]{5}-of-[0-9]{5}\.[\
 ``variant="fp16"`` alone."""
 
 ENDING = ".safetensors"
+
+RANK = "shard-"
+"""Beginning of the names of files that have one rank's pieces: ``shard-00001-model-00001-of-00001.safetensors``."""
 
 PIECES = "DCP_SHARDING_INFO"
 """Key of ``__metadata__`` under which torch.distributed.checkpoint writes where in its tensor each piece begins."""
@@ -137,12 +141,21 @@ class SafetensorsReader(FileReader):
 
 
 def _check_whole(path: Path, offsets: str) -> None:
-    """Refuse a file with pieces of tensors, by the JSON that its metadata has on their offsets."""
+    """Refuse a file with pieces of tensors, by the JSON that its metadata has on their offsets.
+
+    The first rank's pieces begin where whole tensors do; files of other ranks next to it show what they are.
+    """
     document = parse_json(offsets.encode(), path, PIECES) if offsets else {}
     entries = document.items() if isinstance(document, dict) else ()
+    _, joint, rest = path.name.removeprefix(RANK).partition("-")
+    is_first = bool(entries and joint and path.name.startswith(RANK)) and not is_remote(path)
+    is_part = is_first and any(
+        one.name != path.name and one.name.startswith(RANK) and one.name.endswith(f"-{rest}")
+        for one in path.parent.iterdir()
+    )
     for name, entry in entries:
         at = entry.get("saved_offsets") if isinstance(entry, dict) else None
-        if isinstance(at, list) and any(at):
+        if isinstance(at, list) and (any(at) or is_part):
             raise bad(
                 path,
                 f"has a piece of {printable(name)}: torch's HuggingFaceStorageWriter saved each rank's part "

@@ -143,6 +143,14 @@ def test_values_beside_the_arrays_of_a_msgpack_file_are_skipped_by_name(tmp_path
     assert note.endswith("neither tensors nor plain values: b (bytes); n (nan); z (a complex number)")
 
 
+@pytest.mark.parametrize("unit", ["s", "D", "M"])
+def test_dates_beside_the_arrays_of_an_npz_are_named(tmp_path, unit):
+    np.savez(tmp_path / "x.npz", a=np.ones(2), d=np.array(["2020-01"], f"M8[{unit}]"))
+    with open_reader(tmp_path / "x.npz") as reader:
+        assert list(reader.tensors) == ["a"]
+        assert reader.unread == {"d": f"it is an array of <M8[{unit}], which is no dtype of a tensor"}
+
+
 # ---- pieces of tensors
 
 
@@ -151,10 +159,12 @@ def test_pieces_of_tensors_that_ranks_saved_are_no_tensors(tmp_path):
         said = {"a": {"saved_offsets": [2 * rank, 0]}}
         file = tmp_path / f"shard-0000{rank + 1}-model-00001-of-00001.safetensors"
         safetensors.numpy.save_file({"a": np.zeros((2, 3))}, file, {PIECES: json.dumps(said), "DCP_VERSION": "1.0"})
-    for path in (tmp_path, tmp_path / "shard-00002-model-00001-of-00001.safetensors"):
+    first, second = sorted(tmp_path.iterdir())
+    for path in (tmp_path, first, second):
         with pytest.raises(CheckpointError, match=r"has a piece of a: .* join them by consolidate_safetensors_files"):
             open_reader(path)
-    with open_reader(tmp_path / "shard-00001-model-00001-of-00001.safetensors") as reader:  # may be whole
+    second.unlink()
+    with open_reader(first) as reader:  # may be whole
         assert reader.tensors["a"].shape == (2, 3)
 
 
