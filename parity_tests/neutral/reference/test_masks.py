@@ -307,6 +307,7 @@ def test_bounds_of_windows_and_chunks_leave_nothing_more_out():
         (lambda: masks.tree(np.zeros((2, 0), int)), ValueError, "parents must have at least one node"),
         (lambda: masks.tree(3), ValueError, "parents must have shape (N,) or (B, N), got ()"),
         (lambda: masks.tree([-1, 1]), ValueError, "parents[..., 1] (1) must be below 1, or -1 for a root"),
+        (lambda: masks.tree([-1, -2]), ValueError, "parents[..., 1] (-2) must be below 1, or -1 for a root"),
         (
             lambda: masks.tree([-1, 0], 2).offset(3).placed(2, 4),
             ValueError,
