@@ -12,7 +12,9 @@ import pytest
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints import containers
 from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
-from attn_bridge.checkpoints.quantised import Dequantised
+from attn_bridge.checkpoints.copying import Move
+from attn_bridge.checkpoints.planning.plans import TargetTensor
+from attn_bridge.checkpoints.quantised import Dequantised, rounding_losses
 from parity_tests.support.calls import cover
 
 FORMATS = {"bf16": (8, -126, 127), "f16": (11, -14, 15), "f32": (24, -126, 127), "f64": (53, -1022, 1023)}
@@ -299,6 +301,18 @@ def test_any_range_of_bytes_is_made_of_the_blocks_that_it_touches(tmp_path):
     assert spy.bytes == {f"{STEM}_blocks": 16, f"{STEM}_scales": 1, "w": 0, "w_scale_inv": 0}
     with pytest.raises(CheckpointError, match="was asked for"):
         made.read_range("w", 0, made.tensors["w"].nbytes + 1)
+
+
+def test_what_rounding_changes_is_counted_in_a_box_of_a_tensor(tmp_path):
+    spy, made = spied(tmp_path)
+    spy.arrays["w"][np.random.default_rng(2).random((2, 40, 50)) < 0.5] = 0  # which no rounding changes
+    exact = spy.arrays["w"].astype(np.float64) * expanded(spy.arrays["w_scale_inv"], (2, 40, 50), (16, 8))
+    is_changed = (exact.astype(ml_dtypes.bfloat16).astype(np.float64) != exact) & ~np.isnan(exact)
+    wanted = is_changed[:, 5:35, 10:30].transpose(1, 0, 2).ravel()
+    axes = ((30, 50, 40), (2, 2000, 20), (20, 1, 1))
+    target = TargetTensor(TensorInfo("t", "bfloat16", (30, 2, 20)), "w", (Move("w", 5 * 50 + 10, 0, axes),), "")
+    for start, stop in ((0, 1200), (40, 400), (33, 1111)):
+        assert rounding_losses(made, target, start, stop) == np.count_nonzero(wanted[start:stop])
 
 
 def test_numbers_that_lie_in_turn_are_read_many_at_a_time(tmp_path):
