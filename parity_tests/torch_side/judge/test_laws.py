@@ -639,6 +639,19 @@ def test_documents_are_more_than_two_and_differ_between_rows(fault):
     assert law.status == ("broken" if fault else "holds")
 
 
+@pytest.mark.parametrize("fault", [None, parity_of_numbers])
+def test_documents_of_a_sequence_without_a_batch_are_apart(fault):
+    def attention(_, x, document_ids=None):
+        if document_ids is None:
+            return x
+        numbers = fault(document_ids) if fault else document_ids
+        same = (numbers[:, None] == numbers).to(x.dtype)
+        return same @ x / same.sum(-1, keepdim=True)
+
+    (law,) = parity.laws(parity.function(attention, {}, framework="torch"), X[0], only="documents").laws
+    assert law.status == ("broken" if fault else "holds")
+
+
 class Marked(nn.Module):
     """A module whose outputs are wrong in one place."""
 
