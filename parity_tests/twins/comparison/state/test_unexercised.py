@@ -40,6 +40,16 @@ def test_a_parameter_that_one_side_ignores_is_a_difference(side):
     }
 
 
+def test_outputs_that_are_always_zero_leave_no_weight_unreached():
+    def padded(m, x):
+        product = x @ m.w
+        return jnp_or_torch(x).concatenate([product, 0 * product], 1)
+
+    report = judge(padded, shapes={"w": (8, 4)})
+    assert report.verdict == "equal"
+    assert [line for line in report.unreached if "no gradient reached" in line] == []
+
+
 def test_a_parameter_without_influence_is_an_invariance():
     def shifted(m, x):
         library = jnp_or_torch(x)
