@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from attn_parity.sides.subject import Arguments
+from attn_parity.verdict.bench import Bench
 from attn_parity.verdict.criterion import agree, decide
 from attn_parity.verdict.measures import FLASH_LIMIT, FLOOR_ULPS, GROUP_FACTOR, measure, sum_floor, with_flash_loss
 from attn_parity.verdict.runner import _units, measured_noise
@@ -191,6 +193,13 @@ def test_the_floor_grows_with_the_rows_of_a_sum():
     assert sum_floor("float32", 64) == 1.5
     assert sum_floor("bfloat16", 1) == 0.0
     assert sum_floor("bfloat16", 64) == sum_floor("float16", 64) == 3.5
+
+
+@pytest.mark.parametrize("kind", ["output", "input gradient", "matrix gradient", "vector gradient"])
+def test_only_gradients_of_parameters_are_sums_over_rows(kind):
+    pair = types.SimpleNamespace(arguments={"first": Arguments((np.zeros((8, 8, 3)),))})
+    growth = Bench._growth(types.SimpleNamespace(pair=pair, dtype="float32"), kind)
+    assert growth == (1.5 if kind.startswith(("matrix", "vector")) else 0.0)
 
 
 @pytest.mark.parametrize("rows", [2_000, 20_000])

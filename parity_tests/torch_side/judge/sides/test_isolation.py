@@ -167,3 +167,13 @@ def test_gradients_do_not_import_sympy(accumulate):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[6.0, 15.0] False\n"
+
+
+def test_weights_that_were_read_do_not_follow_the_module():
+    linear = nn.Linear(6, 2)
+    found = subject_of(linear).weights()
+    before = {name: array.copy() for name, array in found.items()}
+    with torch.no_grad():
+        linear.weight.add_(1.0)
+    for name, array in before.items():
+        np.testing.assert_array_equal(found[name], array)
