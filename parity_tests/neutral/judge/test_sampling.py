@@ -346,3 +346,17 @@ def test_drawn_matrices_have_the_scale_of_their_layer(name, owner, shape, inner)
         {name: SideWeight(shape, "float32", owner, "a")}, {name: np.zeros(shape, "f4")}, (0, 1)
     )
     assert np.sqrt(inner) * drawn[name].std() == pytest.approx(1.0, rel=0.03)
+
+
+def test_numbers_in_another_shape_are_one_array_where_the_sizes_show_the_order_of_axes():
+    array = np.random.default_rng(0).normal(size=(2, 3, 4))
+
+    def counterpart(other):
+        (found,) = calls.alike(Arguments((array,)), Arguments((other,)))
+        return found
+
+    assert counterpart(array) == 0
+    turned = counterpart(array.transpose(2, 0, 1)[:, None])
+    assert (turned.axes, turned.shape) == ((2, 0, 1), (4, 1, 2, 3))
+    assert counterpart(array.reshape(6, 4)).axes == (0, 1, 2), "merged"
+    assert counterpart(array.transpose(2, 0, 1).reshape(8, 3)) is None, "turned and merged"
