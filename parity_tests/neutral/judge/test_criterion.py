@@ -14,6 +14,7 @@ from attn_parity.sides.subject import Arguments
 from attn_parity.verdict.bench import Bench
 from attn_parity.verdict.criterion import agree, decide
 from attn_parity.verdict.measures import FLASH_LIMIT, FLOOR_ULPS, GROUP_FACTOR, measure, sum_floor, with_flash_loss
+from attn_parity.verdict.probes import Probing
 from attn_parity.verdict.runner import _units, measured_noise
 
 SIDE_OF = {"torch": "first", "flax": "second"}
@@ -193,6 +194,26 @@ def test_the_floor_grows_with_the_rows_of_a_sum():
     assert sum_floor("float32", 64) == 1.5
     assert sum_floor("bfloat16", 1) == 0.0
     assert sum_floor("bfloat16", 64) == sum_floor("float16", 64) == 3.5
+
+
+@pytest.mark.parametrize(("ulps", "samples"), [(2, [0, 1, 2]), (1e5, [0])])
+def test_roundings_are_drawn_again_until_the_first_sample_rules_them_out(ulps, samples):
+    truth = draw(3)
+    loses = [truth, noisy(truth, 1, ulps), truth, truth]
+    named = [
+        measure(*loses, kind_scale=0.0, dtype="float32", group=number, weights="own", sample=number)
+        for number in range(3)
+    ]
+    seen = []
+    probing = types.SimpleNamespace(
+        pair=types.SimpleNamespace(progress=lambda *_: None, shown={"first": "a"}),
+        runner=types.SimpleNamespace(sample=lambda number: seen.append(number) or number),
+        roundings=lambda *_: [],
+        dtype="float32",
+    )
+    raised = Probing.raised(probing, "first", range(3), {("output", "eager"): named}, {})
+    assert seen == samples
+    assert len(raised["output", "eager"]) == len(samples)
 
 
 @pytest.mark.parametrize("kind", ["output", "input gradient", "matrix gradient", "vector gradient"])
