@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import statistics
 from collections.abc import Iterable, Iterator
@@ -224,9 +225,13 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines below the tables, one fact per line."""
+        groups: dict[tuple[str, str, str, str, str | None], list[Group]] = collections.defaultdict(list)
         for row in self.rows:
             if row.status != "right":
-                yield f"{row.status}: {row.framework} {row.contender}, {row.mode}, {row.group}: {row.reason}"
+                groups[row.status, row.framework, row.contender, row.mode, row.reason].append(row.group)
+        for (status, framework, contender, mode, reason), several in groups.items():
+            of = str(several[0]) if len(several) == 1 else f"{len(several)} groups"
+            yield f"{status}: {framework} {contender}, {mode}, {of}: {reason}"
         yield from self.notes
         yield from machine.sentences(self.machine)
         kind = "; quick: too small to say anything about speed" if self.quick else ""

@@ -187,6 +187,15 @@ def test_a_wrong_answer_hides_its_time_and_fails_ours():
     assert report(row([], status="wrong", kind="peer")).passed
 
 
+def test_groups_that_are_skipped_for_one_reason_share_a_line():
+    skipped = [row([], cell=cell, status="skipped", reason="no window") for cell in ("1x8x2x4", "4x32x2x4")]
+    lines = list(report(*skipped, row([], mode="compiled", status="skipped", reason="no window")).lines())
+    assert [line for line in lines if line.startswith("skipped")] == [
+        "skipped: torch ours, eager, 2 groups: no window",
+        "skipped: torch ours, compiled, attention 1x8x2x4 float32 forward: no window",
+    ]
+
+
 def test_the_plot_has_a_line_per_contender_and_measure():
     drawing = ET.fromstring(svg(SAMPLE))
     names = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
