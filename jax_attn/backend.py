@@ -58,7 +58,7 @@ def from_numpy(array: np.ndarray, name: str = "array", *, adopt: bool = False) -
     return _put(array, name, adopt, None)
 
 
-def _put(array: np.ndarray, name: str, adopt: bool, sharding: Any) -> Array:
+def _put(array: np.ndarray, name: str, adopt: bool, sharding: object) -> Array:
     """Return a NumPy array as a JAX array on the devices of a sharding, each with its part."""
     array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=None if adopt else True)
     narrowed = jax.dtypes.canonicalize_dtype(array.dtype)
@@ -300,11 +300,11 @@ class _FunctionModule(nnx.Module):
     def __init__(self, name: str):
         self.name = name
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, **arguments: object) -> Any:
         return getattr(jax_attn, self.name)(**arguments)
 
 
-def _blanked(name: str, dtype: str, /, **arguments: Any) -> nnx.Module:
+def _blanked(name: str, dtype: str, /, **arguments: object) -> nnx.Module:
     # Drawing initial weights would compile one program per shape, only for them to be replaced.
     module: nnx.Module = nnx.eval_shape(
         lambda: getattr(jax_attn, name)(**arguments, rngs=_UnseenRngs(0), param_dtype=jnp.dtype(dtype))
@@ -326,7 +326,7 @@ class _UnseenStream(nnx.RngStream):
     def __call__(self) -> Array:
         return self.key[...]
 
-    def fork(self, **options: Any) -> nnx.RngStream:
+    def fork(self, **options: object) -> nnx.RngStream:
         """Return a stream that counts, for a module to keep."""
         return nnx.RngStream(self(), tag=self.tag)
 
@@ -344,9 +344,9 @@ def _values(module: nnx.Module) -> dict[tuple[Any, ...], Any]:
     return {path: _value(leaf) for path, leaf in nnx.to_flat_state(state)}
 
 
-def _value(leaf: Any) -> Any:
+def _value(leaf: object) -> Any:
     return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def _name(path: tuple[object, ...]) -> str:
     return ".".join(map(str, path))

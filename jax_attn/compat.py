@@ -119,7 +119,7 @@ class MultiHeadAttention(nnx.MultiHeadAttention):
         *sizes: int | None,
         attention_fn: Callable[..., Array] = dot_product_attention,
         implementation: str | None = None,
-        **options: Any,
+        **options: object,
     ):
         if functional.check_implementation(implementation) is not None:
             if attention_fn is not dot_product_attention:

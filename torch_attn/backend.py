@@ -309,7 +309,7 @@ def _kind_of(layer: nn.Module) -> str:
     return next((kind for base, kind in _KINDS.items() if isinstance(layer, base)), "")
 
 
-def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nn.Module:
+def build(variant: Variant, arguments: Mapping[str, object], dtype: str) -> nn.Module:
     """Return the twin of a variant, in eval mode, with parameters of `dtype`; a function becomes a module."""
     target = getattr(torch_attn, variant.name)
     if variant.is_function:
@@ -374,7 +374,7 @@ class _FunctionModule(nn.Module):
         super().__init__()
         self.name = name
 
-    def forward(self, **arguments: Any) -> Any:
+    def forward(self, **arguments: object) -> Any:
         return getattr(torch_attn, self.name)(**arguments)
 
 

@@ -304,7 +304,7 @@ def _watched_generator(generator: Callable[..., Any]) -> Callable[..., Any]:
     """Watch the other one, which suspends while its caller runs the forward pass, and calls `fn` to recompute alone."""
 
     @functools.wraps(generator)
-    def watched(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+    def watched(fn: Callable[..., Any], *args: object, **kwargs: object) -> Iterator[None]:
         region = Region()
         with region.recording():
             yield from generator(region.repeating(fn), *args, **kwargs)

@@ -385,7 +385,7 @@ def _written_anew(model: str, config: Mapping[str, object], layout: Layout) -> d
     return {} if written is None else _with_kept(written, config)
 
 
-def _with_kept(written: Mapping[str, Any], source: Mapping[str, object]) -> dict[str, object]:
+def _with_kept(written: Mapping[str, object], source: Mapping[str, object]) -> dict[str, object]:
     """Return a config with the copied keys (`KEPT`), except a number of positions that would change the model."""
     config = {**written, **{key: source[key] for key in KEPT if source.get(key) is not None}}
     family = families.FAMILIES.get(str(multimodal.registered_type(written)))

@@ -38,7 +38,7 @@ class GivenReader(Reader):
 
     format: ClassVar[str] = "memory"
 
-    def __init__(self, arrays: Mapping[str, Any]):
+    def __init__(self, arrays: Mapping[str, object]):
         self.path = Path("<memory>")
         self.metadata: dict[str, Any] = {}
         self._arrays = arrays

@@ -380,7 +380,7 @@ class Code:
 
     # ---- other functions
 
-    def call(self, function: str | Value, *arguments: Any, returns: ir.Type = NOTHING) -> Value:
+    def call(self, function: str | Value, *arguments: object, returns: ir.Type = NOTHING) -> Value:
         """Call a function of the process by its name, or any by its address, with words."""
         kind = ir.FunctionType(returns, [WORD] * len(arguments))
         if isinstance(function, Value):
@@ -415,7 +415,7 @@ def routine(write: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(write)
-    def call(code: Code, *arguments: Any, **constants: Any) -> None:
+    def call(code: Code, *arguments: object, **constants: object) -> None:
         values = [code.value(one).ir for one in arguments]
         parts = [write.__module__.rpartition(".")[2], write.__qualname__]
         name = "_".join([*parts, *(f"{word}_{value}" for word, value in sorted(constants.items()))])

@@ -58,14 +58,14 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 def compare(
-    first: Any = None,
-    second: Any = None,
-    inputs: Any = MISSING,
-    second_inputs: Any = None,
+    first: object = None,
+    second: object = None,
+    inputs: object = MISSING,
+    second_inputs: object = None,
     *,
     fixed: Iterable[int | str] | int | str = (),
     vary: Iterable[int | str] | int | str = (),
-    rules: Any = None,
+    rules: object = None,
     transfer: bool = True,
     train: bool = False,
     reference: bool = False,
@@ -80,9 +80,9 @@ def compare(
     allow: Mapping[str, str] | Sequence[str] | None = None,
     command: str = "",
     progress: Progress | None = None,
-    flax_inputs: Any = None,
-    torch_module: Any = None,
-    flax_module: Any = None,
+    flax_inputs: object = None,
+    torch_module: object = None,
+    flax_module: object = None,
 ) -> Report:
     """Judge whether two sides compute the same outputs and gradients, and find the first divergence.
 

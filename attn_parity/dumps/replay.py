@@ -79,7 +79,7 @@ class Replay:
 
     live = False
 
-    def __init__(self, first: Dump, second: Dump, rules: Any):
+    def __init__(self, first: Dump, second: Dump, rules: object):
         ours, theirs = first.manifest, second.manifest
         self.dumps: dict[Side, Dump] = {"first": first, "second": second}
         self.alone = not theirs.like

@@ -187,8 +187,8 @@ class _Slicer:
         axis: int,
         names: Sequence[str],
         sizes: Sequence[int],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
     ):
         self.main, self.axis, self.names, self.sizes, self.args, self.kwargs = main, axis, names, sizes, args, kwargs
         self.length = sum(sizes)

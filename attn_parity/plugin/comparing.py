@@ -74,7 +74,7 @@ class Parity:
         _, mark, name = node.nodeid.partition("::")
         self._options["command"] = shlex.join(["pytest", f"{file}{mark}{name}", *settings.arguments])
 
-    def __call__(self, first: Any, second: Any, inputs: Any, **options: Any) -> Report:
+    def __call__(self, first: object, second: object, inputs: object, **options: object) -> Report:
         """Return the report of `attn_bridge.parity.compare`, which takes the same arguments.
 
         Raises:

@@ -20,7 +20,7 @@ _MISSING = object()
 class _Patch:
     """One replaced function: the library's own, and each thread's replacements, the innermost last."""
 
-    def __init__(self, home: Any, name: str):
+    def __init__(self, home: object, name: str):
         self.home, self.name = home, name
         self.users = 0
         self.own = vars(home).get(name, _MISSING)

@@ -114,7 +114,7 @@ class Arguments:
             leaves += flatten(value, is_array, f"[{key!r}]")
         return leaves
 
-    def with_leaves(self, leaves: Sequence[Any]) -> Arguments:
+    def with_leaves(self, leaves: Sequence[object]) -> Arguments:
         """Return the same call with other arrays (of any framework)."""
         args, values = replace((self.args, list(self.kwargs.values())), is_array, leaves)
         return Arguments(args, dict(zip(self.kwargs, values, strict=True)))

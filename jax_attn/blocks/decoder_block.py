@@ -260,7 +260,7 @@ class DecoderBlock(Layer):
         return self.att.init_cache(batch_size, capacity), self.linear_att.init_cache(batch_size, capacity)
 
 
-def make_norm(config: RMSNormConfig | LayerNormConfig, **options: Any) -> RMSNorm | LayerNorm:
+def make_norm(config: RMSNormConfig | LayerNormConfig, **options: object) -> RMSNorm | LayerNorm:
     """Return the norm of a config; `options` are those of both classes."""
     if isinstance(config, RMSNormConfig):
         return RMSNorm(config.emb_dim, config.eps, config.unit_offset, config.affine, **options)

@@ -5,7 +5,7 @@ Twins: `jax_attn.blocks.feed_forward`, `torch_attn.blocks.feed_forward`.
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +87,6 @@ class GatedFeedForward(nnx.Module):
         return jax.nn.relu(gate - (mean + deviation * self.config.bound))
 
 
-def make_feed_forward(config: FeedForwardConfig, **options: Any) -> FeedForward | GatedFeedForward:
+def make_feed_forward(config: FeedForwardConfig, **options: object) -> FeedForward | GatedFeedForward:
     """Return the layers of a config, with a gate or without; `options` are those of both classes."""
     return GatedFeedForward(config, **options) if config.gated else FeedForward(config, **options)

@@ -137,7 +137,7 @@ def _draw(logits: Array, numbers: Array, options: Options, is_done: Array) -> tu
     return ended(token, options.eos, is_done)
 
 
-def _advance(model: nnx.Module, token: Array, at: Array, cache: Any, sources: int) -> tuple[Array, Any]:
+def _advance(model: nnx.Module, token: Array, at: Array, cache: object, sources: int) -> tuple[Array, Any]:
     """Return the logits that follow a token, and the cache with it."""
     logits, cache = model(*[None] * sources, token[:, None], positions=at, cache=cache)
     return logits[:, -1], cache

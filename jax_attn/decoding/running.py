@@ -47,7 +47,7 @@ def raise_unless(holds: Bool[Array, ""], check: Callable[..., None], *values: Ar
 def _call_back(holds: Array, *values: Array, check: Callable[..., None]) -> Array:
     """Check by a callback; leading axes of `holds` are those of `vmap`, which all operands have."""
 
-    def refuse(*numbers: Any) -> None:
+    def refuse(*numbers: object) -> None:
         check(*(np.asarray(number).tolist() for number in numbers))
 
     def checked(holds: Array, *values: Array) -> Array:

@@ -116,7 +116,7 @@ def _of_mask(array: Array) -> Array:
 def _one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of a plan and arrays; with blocks written out, `jax.vmap` of it still holds one head's."""
 
-    def run(plan: BlockPlan, *arrays: Any) -> Any:
+    def run(plan: BlockPlan, *arrays: object) -> Any:
         planned = functools.partial(function, plan)
         return (jax.custom_batching.sequential_vmap(planned) if plan.unrolled else planned)(*arrays)
 

@@ -47,7 +47,7 @@ def attention(passes: Passes, plan: BlockPlan, *operands: Any) -> tuple[Array, A
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _differentiable(passes: Passes, plan: BlockPlan, *operands: Any) -> tuple[Array, Array, Array]:
+def _differentiable(passes: Passes, plan: BlockPlan, *operands: object) -> tuple[Array, Array, Array]:
     return passes.forward(plan, *operands)
 
 
@@ -66,7 +66,7 @@ def _differentiate(passes: Passes, plan: BlockPlan, operands: Any, tangents: Any
     return (results[0].astype(dtype), *results[1:]), (slopes[0].astype(dtype), *slopes[1:])
 
 
-def _at_once(passes: Passes, plan: BlockPlan, *operands: Any) -> tuple[Array | None, ...]:
+def _at_once(passes: Passes, plan: BlockPlan, *operands: object) -> tuple[Array | None, ...]:
     context, total = passes.at_once(plan, *operands)
     return context, None, total
 

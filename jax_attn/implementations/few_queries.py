@@ -149,7 +149,7 @@ def _differentiate(precision: str | None, scale: float, softcap: float | None, o
     return result, tangents_of(slopes, operands, (result,), tangents)[0]
 
 
-def _plain(scale: float, softcap: float | None, *operands: Any) -> tuple[Array]:
+def _plain(scale: float, softcap: float | None, *operands: object) -> tuple[Array]:
     *inputs, allowed = operands
     query, key, value, bias, sinks = inputs
     mask = None if allowed is None else ArrayMask(allowed)

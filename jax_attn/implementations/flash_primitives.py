@@ -24,7 +24,7 @@ from .block_plan import BlockPlan, count_cores
 from .differentiation import Passes, gradient_of_sinks
 
 
-def forward(plan: BlockPlan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Array, Array, Array]:
+def forward(plan: BlockPlan, query: Array, key: Array, value: Array, *others: object) -> tuple[Array, Array, Array]:
     """Return the context and, per row, the largest score and the sum of ``exp(scores - largest)``."""
     bias, sinks, masks, seed = others
     if _adds_too_much(plan, bias):
@@ -84,7 +84,7 @@ PASSES = Passes(forward, backward, blocked.at_once)
 """For `differentiation.attention`."""
 
 
-def _apart(arrays: Sequence[Any], names: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
+def _apart(arrays: Sequence[object], names: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
     """Return the operands that an operation always takes, and the others by their names."""
     always = len(arrays) - len(names)
     return list(arrays[:always]), dict(zip(names, arrays[always:], strict=True))
@@ -139,7 +139,7 @@ def _forward_results(
     return [query.update(shape=(*query.shape[:-1], value.shape[-1])), per_row, per_row]
 
 
-def _backward_results(*arrays: Any, plan: BlockPlan, names: tuple[str, ...]) -> list[Any]:
+def _backward_results(*arrays: object, plan: BlockPlan, names: tuple[str, ...]) -> list[Any]:
     (query, key, value, _, per_row, *_), optional = _apart(arrays, names)
     bias = [optional["bias"]] if "bias" in optional and plan.differentiates_bias else []
     return [query, key, value, per_row, *(one.update(shape=_shape_of_gradient(plan, one.shape)) for one in bias)]
@@ -153,10 +153,10 @@ def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable
     operation.def_abstract_eval(results)
 
     @functools.cache
-    def jitted(**parameters: Any) -> Any:
+    def jitted(**parameters: object) -> Any:
         return jax.jit(functools.partial(operation.bind, **parameters))
 
-    def run(*arrays: Array, **parameters: Any) -> Any:
+    def run(*arrays: Array, **parameters: object) -> Any:
         with jax.disable_jit(False):  # else it would call itself
             return jitted(**parameters)(*arrays)
 
@@ -246,7 +246,7 @@ def register_target(name: str, compiled: Callable[[], Any]) -> None:
             _REGISTERED.add(name)
 
 
-def _words(kind: str, operands: Sequence[Any], plan: BlockPlan, names: tuple[str, ...]) -> np.ndarray:
+def _words(kind: str, operands: Sequence[object], plan: BlockPlan, names: tuple[str, ...]) -> np.ndarray:
     """Return the description of a call that a kernel receives, as words."""
     (query, key, value, *_), optional = _apart(operands, names)
     pieces = None if plan.mask is None else as_pieces(plan.mask)

@@ -44,7 +44,7 @@ class Slopes:
 
 
 def tangents_of(
-    slopes: Slopes, operands: Sequence[Any], results: tuple[Array, ...], tangents: Sequence[Any]
+    slopes: Slopes, operands: Sequence[object], results: tuple[Array, ...], tangents: Sequence[object]
 ) -> tuple[Array, ...]:
     """Return the tangents of the results of a function.
 
@@ -61,7 +61,7 @@ def tangents_of(
     return tuple(tangents_of_results)
 
 
-def _moves(tangent: Any) -> bool:
+def _moves(tangent: object) -> bool:
     return tangent is not None and not isinstance(tangent, SymbolicZero)
 
 
@@ -123,7 +123,7 @@ def _over(function: Callable[..., object], axes: Axes, of_results: Axes) -> Call
     return run
 
 
-def _results(*arrays: jax.core.ShapedArray, tree: jax.tree_util.PyTreeDef, **options: Any) -> list[Any]:
+def _results(*arrays: jax.core.ShapedArray, tree: jax.tree_util.PyTreeDef, **options: object) -> list[Any]:
     """Return the shapes of the tangents: those of the results, which are the last leaves of the tree."""
     results = tree.children()[1].num_leaves
     return [one.update(weak_type=False) for one in arrays[tree.num_leaves - results : tree.num_leaves]]

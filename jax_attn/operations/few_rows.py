@@ -32,7 +32,7 @@ MULTIPLE = 16
 _NAME = "attn_bridge_few_rows"
 
 
-def dot_general(lhs: Array, rhs: Array, dimension_numbers: Any, *args: Any, **options: Any) -> Array:
+def dot_general(lhs: Array, rhs: Array, dimension_numbers: object, *args: object, **options: object) -> Array:
     """Return `lax.dot_general` of its arguments."""
     if _pays(lhs, rhs, dimension_numbers) and not args and not any(one is not None for one in options.values()):
         flat: Array = _PRODUCT.bind(lhs.reshape(-1, lhs.shape[-1]), rhs)
@@ -40,7 +40,7 @@ def dot_general(lhs: Array, rhs: Array, dimension_numbers: Any, *args: Any, **op
     return lax.dot_general(lhs, rhs, dimension_numbers, *args, **options)
 
 
-def _pays(lhs: Array, rhs: Array, dimension_numbers: Any) -> bool:
+def _pays(lhs: Array, rhs: Array, dimension_numbers: object) -> bool:
     if rhs.ndim != 2 or lhs.ndim < 1 or lhs.dtype.name != "bfloat16" or rhs.dtype != lhs.dtype:
         return False
     if dimension_numbers != (((lhs.ndim - 1,), (0,)), ((), ())):
@@ -58,7 +58,7 @@ def _plain(rows: Array, matrix: Array) -> Array:
     return lax.dot_general(rows, matrix, (((1,), (0,)), ((), ())))
 
 
-def _lower(context: mlir.LoweringRuleContext, rows: Any, matrix: Any) -> Any:
+def _lower(context: mlir.LoweringRuleContext, rows: object, matrix: object) -> Any:
     (count, depth), (_, columns) = (one.shape for one in context.avals_in)
     dtype = context.avals_in[0].dtype.name
     if dtype not in words.KINDS:  # the judge has promoted it

@@ -38,7 +38,7 @@ class Views:
     of_device: tuple[int, ...]
 
     def switch(
-        self, at: Array | int, run: Callable[[Mask | None, Any], Any], state: Any, *, in_place: bool = False
+        self, at: Array | int, run: Callable[[Mask | None, Any], Any], state: object, *, in_place: bool = False
     ) -> Any:
         """Run the branch of a view, and return its new state; a hidden view returns the state unchanged.
 
@@ -65,7 +65,7 @@ class Views:
         return lax.switch(jnp.asarray(self.of_device)[at], every, state)
 
 
-def _same(state: Any) -> Any:
+def _same(state: object) -> Any:
     return state
 
 
@@ -101,7 +101,7 @@ def without_moved_arrays(mask: Mask) -> Mask:
     return mask
 
 
-def local_arrays(mask: Mask | None, arrays: Sequence[Array], key_start: Any, keys: int) -> tuple[Array, ...]:
+def local_arrays(mask: Mask | None, arrays: Sequence[Array], key_start: object, keys: int) -> tuple[Array, ...]:
     """Return the arrays of a mask for a block of keys: columns of those that have them, and lengths from its start."""
     lengths = set() if mask is None else set(_lengths(mask))
     return tuple(

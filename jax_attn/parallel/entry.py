@@ -97,7 +97,7 @@ def place_caches(sharding: Sharding, caches: object, *, outside: bool = False) -
         cuts[0] = sharding.divided("fsdp", array.shape[0])
         return put(sharding, array, *cuts)
 
-    def placed(cache: Any) -> Any:
+    def placed(cache: object) -> Any:
         if not isinstance(cache, kinds):
             return cache
         head_axis = 2 if isinstance(cache, KeyValueCache) else 1

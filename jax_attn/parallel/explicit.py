@@ -101,7 +101,7 @@ def _shardings(sharding: Sharding, shapes: Any) -> Any:
     """Return the shardings of results outside of a call."""
     result, counts = shapes
 
-    def of(*cuts: Any) -> NamedSharding:
+    def of(*cuts: object) -> NamedSharding:
         return NamedSharding(sharding.outside_mesh, P(*cuts))
 
     def tokens(leaf: Any) -> NamedSharding:

@@ -31,7 +31,7 @@ class Sharding:
     plan: Plan
 
     @classmethod
-    def on(cls, mesh: Mesh, **names: Any) -> Self:
+    def on(cls, mesh: Mesh, **names: object) -> Self:
         """Return the sharding of a mesh; `names` are those of `Plan.of`: tensor, context, fsdp, method."""
         return cls(mesh, Plan.of(dict(mesh.shape), **names))
 

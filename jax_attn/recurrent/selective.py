@@ -6,8 +6,6 @@ channel.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from einops import einsum, rearrange
 from jax import Array, lax
@@ -30,7 +28,7 @@ def selective_scan(
     state: Float[Array, "B 1 K C"] | None = None,
     form: str | None = None,
     chunk_size: int = CHANNEL_CHUNK_SIZE,
-    sharding: Any = None,
+    sharding: object = None,
 ) -> tuple[Float[Array, "B T C"], Float[Array, "B 1 K C"]]:
     """Fade every channel's state, then write the channel's value under the token's key, then read.
 

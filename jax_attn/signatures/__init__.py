@@ -20,7 +20,7 @@ DType: TypeAlias = DTypeLike
 def typed_as(signature: Callable[..., Signature]) -> Callable[[Callable[..., object]], Signature]:
     """Return a decorator that gives a function the type of the protocol `signature`, and returns it as it is."""
 
-    def unchanged(function: Any) -> Any:
+    def unchanged(function: object) -> Any:
         return function
 
     return unchanged

@@ -101,7 +101,7 @@ class Pretrained:
         cache_dir: PathLike | None = None,
         local_files_only: bool = False,
         family: Family | PathLike | None = None,
-        **keywords: Any,
+        **keywords: object,
     ) -> Self:
         """Return the model of a folder, in eval mode: one of ours, or one of `transformers` of the same kind.
 
@@ -154,7 +154,7 @@ class Pretrained:
         self,
         repo_id: str,
         *,
-        report: Any = None,
+        report: object = None,
         license: str | None = None,
         commit_message: str | None = None,
         revision: str | None = None,

@@ -43,7 +43,7 @@ def from_hf(config: Mapping[str, Any], layer: int, state: Mapping[str, Any]) -> 
 
 
 def to_hf(
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     layer: int,
     module: nn.Module,
     *,

@@ -243,7 +243,7 @@ class KeyValueCache:
         """Return a mask that counts tokens behind the padding of each sequence."""
         return mask.behind(self.padding[:, None, None]) if self.padded else mask
 
-    def _split(self, mask: Mask, attention_mask: Any, length: int) -> tuple[Tensor | None, Mask]:
+    def _split(self, mask: Mask, attention_mask: object, length: int) -> tuple[Tensor | None, Mask]:
         """Return the ``(B, S)`` array that hides padding, or None, and the mask of this call."""
         device = self.key.device
         if attention_mask is None:

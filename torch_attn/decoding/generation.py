@@ -24,7 +24,7 @@ from ..random import JaxRngs, RandomSource, RngStream
 
 @torch.no_grad()
 def generate(
-    model: Any,
+    model: object,
     tokens: Int[Tensor, "B T"],
     options: Options,
     rng: RandomSource = None,
@@ -43,7 +43,7 @@ def generate(
 
 
 def stream(
-    model: Any,
+    model: object,
     tokens: Int[Tensor, "B T"],
     options: Options,
     rng: RandomSource = None,

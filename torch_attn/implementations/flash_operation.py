@@ -98,7 +98,7 @@ def _is_plain(*arrays: Tensor | None) -> bool:
 # ---- on this processor
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     results = _forward_results(query, key, value)
     seed, kept = rest[5:7]
     kind = "decode" if query.shape[1] <= words.FEW and seed is kept is None else "forward"
@@ -243,14 +243,14 @@ def _shape_of_gradient(query: Tensor, bias: Tensor) -> tuple[int, ...]:
 # ---- without numbers
 
 
-def _forward_results(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_results(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     """Return empty results: the context, and per row the largest score and the sum of exponentials."""
     batch, queries, heads, _ = query.shape
     top, total = (query.new_empty((batch, heads, queries), dtype=torch.float32) for _ in range(2))
     return query.new_empty((batch, queries, heads, value.shape[-1])), top, total
 
 
-def _backward_results(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _backward_results(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, ...]:
     bias, sinks = rest[:2]
     d_bias = torch.empty_like(bias) if rest[-1] else query.new_empty(0)
     d_sinks = query.new_empty(0) if sinks is None else torch.empty_like(sinks)
@@ -261,13 +261,13 @@ def _backward_results(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> 
 # ---- derivatives
 
 
-def _keep(ctx: FunctionCtx, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep(ctx: FunctionCtx, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:11], *output[1:])
     ctx.options = inputs[11:]
 
 
-def _differentiate(ctx: FunctionCtx, d_context: Tensor | None, _: Any, d_total: Tensor | None) -> tuple[Any, ...]:
+def _differentiate(ctx: FunctionCtx, d_context: Tensor | None, _: object, d_total: Tensor | None) -> tuple[Any, ...]:
     *operands, top, total = ctx.saved_tensors
     query, value = operands[0], operands[2]
     if d_context is None:
@@ -282,7 +282,7 @@ def _differentiate(ctx: FunctionCtx, d_context: Tensor | None, _: Any, d_total: 
     return (*gradients, d_bias if asks else None, None if sinks is None else d_sinks, *nothing)
 
 
-def _keep_of_backward(ctx: FunctionCtx, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep_of_backward(ctx: FunctionCtx, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:15])
     ctx.options = inputs[15:]

@@ -94,7 +94,7 @@ class _Mask(torch.autograd.Function):
         return draw(tuple(like.shape))
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[object, ...], output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,7 +88,7 @@ class _Twice(torch.autograd.Function):
     """Passes a context on; passes its gradient to the kernel, or around it where it is differentiated again."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, context: Tensor, options: tuple[Any, ...], *operands: Tensor | None) -> Tensor:
+    def forward(ctx: FunctionCtx, context: Tensor, options: tuple[object, ...], *operands: Tensor | None) -> Tensor:
         ctx.options = options
         ctx.save_for_backward(*operands)
         return context.detach()

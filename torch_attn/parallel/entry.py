@@ -68,7 +68,7 @@ def sharded_class(kind: type[nn.Module]) -> type[nn.Module]:
     return same_name(kind, members)
 
 
-def enter(sharding: Devices, value: Any, *, must_divide: bool, is_sequence: bool = True) -> Any:
+def enter(sharding: Devices, value: object, *, must_divide: bool, is_sequence: bool = True) -> Any:
     """Return an argument of a call on the devices: sequences of vectors cut by tokens, all else whole.
 
     Raises:
@@ -89,7 +89,7 @@ def enter(sharding: Devices, value: Any, *, must_divide: bool, is_sequence: bool
     return sharding.cut(value, tokens_cut(sharding, value))
 
 
-def leave(sharding: Devices, result: Any) -> Any:
+def leave(sharding: Devices, result: object) -> Any:
     """Return the result of a call, its output cut by tokens."""
     if isinstance(result, tuple):
         return (leave(sharding, result[0]), *result[1:])

@@ -202,7 +202,7 @@ def average(weights: Float[Tensor, "B H T S"], value: Float[Tensor, "B S H Dv"])
     return einsum(weights, value.to(weights.dtype), "b h t s, b s h v -> b t h v")
 
 
-def hides_tokens_only(attention_mask: Any) -> bool:
+def hides_tokens_only(attention_mask: object) -> bool:
     """Return whether a mask, None included, is an array that shows all queries and heads the same tokens."""
     if attention_mask is None:
         return True
@@ -210,7 +210,7 @@ def hides_tokens_only(attention_mask: Any) -> bool:
     return shape is not None and (len(shape) == 2 or (len(shape) == 4 and shape[1:3] == (1, 1)))
 
 
-def mask_shape(attention_mask: Any) -> tuple[int, int] | None:
+def mask_shape(attention_mask: object) -> tuple[int, int] | None:
     """Return ``(B, S)`` of a mask that is an array which shows all queries and heads the same tokens; else None."""
     shape = None if attention_mask is None else _shape_of(attention_mask)
     return (shape[0], shape[-1]) if shape is not None and hides_tokens_only(attention_mask) else None

@@ -154,7 +154,7 @@ class Merged(Wrapped):
         self,
         reader: Reader,
         adapter: LoraAdapter,
-        model: Mapping[str, Any],
+        model: Mapping[str, object],
         dtype: str,
         tied: bool,
         *,

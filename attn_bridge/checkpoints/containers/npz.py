@@ -217,7 +217,7 @@ class NpzWriter(Writer):
 
     format: ClassVar[str] = "npz"
 
-    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
+    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, object]):
         super().__init__(path, tensors, metadata)
         check_infos(path, tensors)
         for info in tensors:

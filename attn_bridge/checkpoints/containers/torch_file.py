@@ -251,7 +251,7 @@ class TorchWriter(Writer):
 
     format: ClassVar[str] = "torch"
 
-    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
+    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, object]):
         super().__init__(path, tensors, metadata)
         check_infos(path, tensors)
         for info in tensors:

@@ -165,7 +165,7 @@ def _places(
     return tuple(sets), tuple(set_indices)
 
 
-def compare(own: Digests, other: Any, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
+def compare(own: Digests, other: object, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Compare digests with a checkpoint, a manifest, other digests or a module; return name -> difference.
 
     A checkpoint is read under the names and in the dtype of the digests.

@@ -123,7 +123,7 @@ class Dequantised(Wrapped):
         CheckpointError: a tensor can't be dequantised, or none is quantised.
     """
 
-    def __init__(self, reader: Reader, config: Mapping[str, Any], dtype: str):
+    def __init__(self, reader: Reader, config: Mapping[str, object], dtype: str):
         super().__init__(reader)
         self.originals = reader
         self._source = Source(reader)

@@ -26,9 +26,9 @@ class ConfigFile:
 
     def __init__(
         self,
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
         model_type: str,
-        defaults: Mapping[str, Any],
+        defaults: Mapping[str, object],
         aliases: Mapping[str, tuple[str, ...]] | None = None,
         keys: Mapping[str, str] | None = None,
     ):

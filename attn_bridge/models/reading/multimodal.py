@@ -109,7 +109,7 @@ def _is_decoder_alone(model_type: str, config: Mapping[str, object]) -> bool:
     return (config.get("is_decoder") is True and is_pair is not True) or (model_type != "bert" and is_pair is False)
 
 
-def _with_sections(rotary: Mapping[str, Any], text_type: str) -> dict[str, Any]:
+def _with_sections(rotary: Mapping[str, object], text_type: str) -> dict[str, Any]:
     """Return rotary values with the pairs of channels per row of positions, and whether the rows take turns.
 
     `transformers` reads the order off the class, whatever ``mrope_interleaved`` is.

@@ -44,7 +44,7 @@ class Twin:
             modules.load_part(self.name, self.folder, module, prefix, rows=rows, numbered=numbered)
         return module
 
-    def run(self, function: Any, array: Array) -> Array:
+    def run(self, function: object, array: Array) -> Array:
         """Apply a part, or a method of one, to an array."""
         with self.backend.precision(self.dtype):
             output: Array = self.backend.call(function, array)
@@ -78,7 +78,7 @@ class Theirs:
         )
         return self._library.ends(self._config, rows, state, "float64" if numbered else self.dtype)
 
-    def run(self, function: Any, array: Array) -> Array:
+    def run(self, function: object, array: Array) -> Array:
         """Apply a part, or a method of one, to an array."""
         output: Array = self.backend.call(function, array)
         return output

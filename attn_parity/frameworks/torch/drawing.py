@@ -225,7 +225,7 @@ _REFUSED = {
 }
 
 
-def _is_on(func: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_on(func: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a refused function drops; all of them take the input, the rate, and whether in training."""
     rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", False))

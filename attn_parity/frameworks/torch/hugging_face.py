@@ -160,7 +160,7 @@ def _loaded(config: Any, kept: list[int], state: Mapping[str, Array], dtype: str
 
     made: list[nn.ModuleList] = []
 
-    def init(self: nn.Module, config: Any, *args: object, **kwargs: object) -> None:
+    def init(self: nn.Module, config: object, *args: object, **kwargs: object) -> None:
         kind.__init__(self, config, *args, **kwargs)
         layers = _layers(self.base_model, config)
         for number in range(len(layers)):

@@ -31,7 +31,7 @@ def _mixture_of_experts(self: Any, x: Array) -> Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _share_experts(
-    graph: Any, config: MixtureOfExpertsConfig, sharding: Sharding, values: dict[Any, Array], x: Array
+    graph: object, config: MixtureOfExpertsConfig, sharding: Sharding, values: dict[Any, Array], x: Array
 ) -> Array:
     plan, rows = sharding.plan, {row.rule.flax: row for row in config.parameters}
     specs, added = {}, set()

@@ -85,7 +85,7 @@ class Ring:
         leaves, structure = jax.tree.flatten(arrays)
         parts = _parts_of(leaves) if self.is_rolled else 1
 
-        def move(number: Any, array: Array) -> Array:
+        def move(number: object, array: Array) -> Array:
             size = array.shape[1] // parts
             moved = lax.ppermute(lax.dynamic_slice_in_dim(array, number * size, size, 1), self.axis, pairs)
             return lax.dynamic_update_slice_in_dim(array, moved, number * size, 1)
@@ -158,7 +158,7 @@ def _attend(ring: Ring, query: Array, key: Array, value: Array, bias: Any, array
     pieces = [_piece(query, number, count, 1) for number in range(count)]
     rows = [_rows(ring, number, bias, arrays, keep) for number in range(count)]
 
-    def turn(hops: tuple[int, ...], number: Any, state: Arrays) -> Arrays:
+    def turn(hops: tuple[int, ...], number: object, state: Arrays) -> Arrays:
         keys_and_values, partial_results = state
         keys_and_values, partial_results = ring.received(hops, keys_and_values), list(partial_results)
         for piece, other in itertools.product(range(count), range(len(ring.keys))):
@@ -184,7 +184,7 @@ def _run_turns(ring: Ring, turn: Callable[..., Arrays], state: Arrays) -> Arrays
     return state
 
 
-def _attend_forward(ring: Ring, *operands: Any) -> tuple[Arrays, Any]:
+def _attend_forward(ring: Ring, *operands: object) -> tuple[Arrays, Any]:
     with jax.default_matmul_precision(ring.precision):
         results = _attend(ring, *operands)
     return results, (operands, results)
@@ -207,7 +207,7 @@ def _attend_backward(ring: Ring, kept: Any, cotangents: Any) -> Any:
         for number in range(count)
     ]
 
-    def turn(hops: tuple[int, ...], number: Any, state: Arrays) -> Arrays:
+    def turn(hops: tuple[int, ...], number: object, state: Arrays) -> Arrays:
         keys, back, d_queries, d_bias = state
         (keys, back), d_queries = ring.received(hops, (keys, back)), list(d_queries)
         for piece, other in itertools.product(range(count), range(len(ring.keys))):
@@ -375,17 +375,17 @@ def _weighed(
     return d_context * share, (of_context + d_sums) * rearrange(share, "b t h 1 -> b h t")
 
 
-def _zeros_like(arrays: Arrays, dtype: Any) -> Arrays:
+def _zeros_like(arrays: Arrays, dtype: object) -> Arrays:
     never = false_of(arrays)
     return jax.tree.map(lambda array: _filled(never, array.shape, dtype, 0.0), arrays)
 
 
-def _filled(never: Array, shape: tuple[int, ...], dtype: Any, value: float) -> Array:
+def _filled(never: Array, shape: tuple[int, ...], dtype: object, value: float) -> Array:
     """Return an array of one number that varies along the axes of the mesh along which `never` does."""
     return jnp.where(never, jnp.asarray(1.0, dtype), jnp.full(shape, value, dtype))
 
 
-def _varying_alike(arrays: Sequence[Any]) -> Any:
+def _varying_alike(arrays: Sequence[object]) -> Any:
     """Return arrays that all vary along those axes of the mesh along which one does, as branches ask."""
     never = false_of(arrays)
     return jax.tree.map(lambda array: jnp.where(never, array, array), arrays)

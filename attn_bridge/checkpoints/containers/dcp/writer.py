@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ....printable import printable
 from ..base import DCP_METADATA, MAX_HEADER, Extent, TensorInfo, Writer
@@ -92,7 +92,7 @@ class DcpWriter(Writer):
     random_access: ClassVar[bool] = True
 
     def __init__(
-        self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
+        self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, object], *, is_share: bool = False
     ):
         super().__init__(path, tensors, metadata, is_share=is_share)
         check_infos(path, tensors)

@@ -35,7 +35,7 @@ UNUSED = {"vocab_size", "expert_used_count", "rope.scaling.finetuned", "rope.sca
 class _Keys:
     """Values of an architecture's keys."""
 
-    def __init__(self, path: Path, values: Mapping[str, Any]):
+    def __init__(self, path: Path, values: Mapping[str, object]):
         self._path, self._values = path, values
         self._read: set[str] = set()
         self.kind = values.get(ARCHITECTURE)

@@ -30,7 +30,7 @@ class MsgpackWriter(Writer):
     random_access: ClassVar[bool] = True
 
     def __init__(
-        self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
+        self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, object], *, is_share: bool = False
     ):
         super().__init__(path, tensors, metadata, is_share=is_share)
         check_infos(path, tensors)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class OrbaxWriter(Writer):
     use_ocdbt: ClassVar[bool] = False
 
     def __init__(
-        self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
+        self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, object], *, is_share: bool = False
     ):
         super().__init__(path, tensors, metadata, is_share=is_share)
         check_infos(path, tensors)

@@ -122,7 +122,7 @@ Count = Callable[[Any], None]
 """Counts values that are copied."""
 
 
-def call(name: str, arguments: tuple[Any, ...], count: Count) -> Any:
+def call(name: str, arguments: tuple[object, ...], count: Count) -> Any:
     """Return the result of a function of `CALLS`.
 
     Args:

@@ -237,7 +237,7 @@ def moving_tables(
 def moving_literals(closed: core.ClosedJaxpr, tree: jax.tree_util.PyTreeDef) -> Callable[..., ProgramResults]:
     """Return a function that runs a float64 program, moves its float32 literals and exchanges close branches."""
 
-    def run(operands: Any, seed: int) -> ProgramResults:
+    def run(operands: object, seed: int) -> ProgramResults:
         outputs, count, literals = evaluate_literals(closed, jax.tree.leaves(read(operands)), seed)
         return ProgramResults(jax.tree.unflatten(tree, outputs), count, literals)
 
@@ -247,7 +247,7 @@ def moving_literals(closed: core.ClosedJaxpr, tree: jax.tree_util.PyTreeDef) -> 
 def directly(function: Callable[..., object], *, promote: bool) -> Callable[..., Any]:
     """Run a function that can't be traced, because it looks at values."""
 
-    def run(operands: Any, seed: int = 0) -> Any:
+    def run(operands: object, seed: int = 0) -> Any:
         with promoted() if promote else contextlib.nullcontext():
             result = function(*jax.tree.map(jnp.asarray, read(operands)))
             return jax.tree.map(np.asarray, result)

@@ -33,7 +33,7 @@ def promoted() -> Iterator[None]:
     """
 
     def _build(bind: Callable[..., Any]) -> Callable[..., Any]:
-        def _promoted_bind(self: core.Primitive, *args: ArrayLike, **params: Any) -> Any:
+        def _promoted_bind(self: core.Primitive, *args: ArrayLike, **params: object) -> Any:
             args = tuple([_own(arg) for arg in args])
             if self.name == "bitcast_convert_type":  # the bits of integers read as floats: no precision is asked for
                 return _widen(bind(self, *args, **params))

@@ -220,7 +220,7 @@ class ModelClass:
         sizes = {key: value for key, value in self.sizes.items() if value in fixed.get(self.canonical(key), (value,))}
         return self if sizes == self.sizes else dataclasses.replace(self, sizes=sizes, kept={})
 
-    def config(self, keys: Mapping[str, Any]) -> Any:
+    def config(self, keys: Mapping[str, object]) -> Any:
         """Return the config of a config.json with these keys."""
         # A copy: classes write their defaults, such as rope_theta, into mappings inside the file.
         config = self.config_class.from_dict(copy.deepcopy(dict(keys)))
