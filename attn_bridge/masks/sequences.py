@@ -109,10 +109,20 @@ def documents(ids: Any) -> Mask:
     ids = _integers("ids", ids)
     if ids.ndim not in (1, 2):
         raise ValueError(f"ids must have shape (B, S) or (S,), got {tuple(ids.shape)}")
+    ids = _in_32_bits(ids)
     return Documents(ids[None] if ids.ndim == 1 else ids)
 
 
-def _integers(name: str, value: object) -> object:
+def _in_32_bits(ids: Any) -> Any:
+    """Return ids that JAX would cut to 32 bits as ranks, which are equal where the ids are; others unchanged."""
+    if not isinstance(ids, np.ndarray) or ids.itemsize <= 4 or not ids.size:
+        return ids
+    if ids.min() >= -(2**31) and ids.max() < 2**31:
+        return ids
+    return np.unique(ids, return_inverse=True)[1].reshape(ids.shape)
+
+
+def _integers(name: str, value: object) -> Any:
     array = value if hasattr(value, "dtype") else np.asarray(value)
     dtype = str(array.dtype).rpartition(".")[2]
     if not dtype.startswith(("int", "uint")):
