@@ -196,6 +196,7 @@ class DecoderModel(Pretrained, Layer):
         layers = self.config.layer_embeddings
         if self.config.updates is not None:
             x = x[:, :, 0]
+        tokens = functional.signed(tokens)
         rows = self.layer_emb(jnp.where(tokens < layers.vocab_size, tokens, 0), "tokens")
         rows = rows * jnp.asarray(layers.dim**0.5, x.dtype)
         projected = self.layer_linear(x) * layers.d_in**-0.5

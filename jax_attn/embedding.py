@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 
 from attn_bridge.specs.model import check_range
 
+from . import functional
 from .linear import draw_normal
 from .random import Rngs, TorchRngs, check_rngs
 
@@ -62,9 +63,10 @@ class Embedding(nnx.Embed):
         """
         rows = self.num_embeddings - self.first
         if isinstance(ids, jax.core.Tracer) or not getattr(ids, "is_fully_addressable", True):
+            ids = functional.signed(ids)
             is_known = (ids >= 0) & (ids < rows)
             return jnp.where(is_known[..., None], super().__call__(ids + self.first), jnp.nan)
         if np.size(ids):
             values = np.asarray(ids)
             check_range(name, int(values.min()), int(values.max()), rows)
-        return super().__call__(jnp.asarray(ids) + self.first)
+        return super().__call__(functional.signed(ids) + self.first)

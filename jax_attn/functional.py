@@ -19,7 +19,7 @@ from einops import rearrange
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from attn_bridge import misuse, validation
 from attn_bridge.foreign_names import names_ours
@@ -415,6 +415,12 @@ def attention_arguments(module: nnx.Module) -> dict[str, Any]:
     if dropout is None or dropout.deterministic:
         return arguments
     return {"dropout": dropout.rate, "rng": dropout.rngs, **arguments}
+
+
+def signed(array: Int[Array, "..."]) -> Int[Array, "..."]:
+    """Return integers in a dtype whose sums and differences do not wrap around, and that holds any size."""
+    array = jnp.asarray(array)
+    return array if array.dtype in (jnp.int32, jnp.int64) else array.astype(int)
 
 
 def shape_of(array: Array) -> tuple[int, ...]:

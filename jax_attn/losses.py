@@ -51,7 +51,7 @@ def mean_loss(
         values = values[values != IGNORED_LABEL]
         if values.size:
             check_label_range(int(values.min()), int(values.max()), size)
-    labels = jnp.asarray(labels)
+    labels = functional.signed(labels)
     counts, is_known = labels != IGNORED_LABEL, (labels >= 0) & (labels < size)
     log = jax.nn.log_softmax(logits.astype(functional.wide_dtype(logits)), -1)
     of_labels = jnp.take_along_axis(log, jnp.where(is_known, labels, 0)[..., None], -1)[..., 0]

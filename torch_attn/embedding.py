@@ -12,6 +12,7 @@ from torch.types import Device
 
 from attn_bridge.specs.model import check_range
 
+from . import functional
 from .random import JaxRngs, check_rngs
 
 
@@ -53,7 +54,7 @@ class Embedding(nn.Embedding):
             ValueError: an id out of range; the message calls the ids `name`. Not on a GPU, where such an id stops the
                 program.
         """
-        ids = ids if ids.dtype in (torch.int32, torch.int64) else ids.long()
+        ids = functional.signed(ids)
         try:
             return nn.functional.embedding(ids, self.weight[self.first :]) if self.first else super().forward(ids)
         except IndexError:

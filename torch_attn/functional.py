@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 
@@ -444,6 +444,11 @@ def attention_arguments(module: nn.Module) -> dict[str, Any]:
     if dropout is None or not dropout.training:
         return arguments
     return {"dropout": dropout.p, "rng": getattr(dropout, "rngs", None), **arguments}
+
+
+def signed(array: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """Return integers in a dtype whose sums and differences do not wrap around, and that holds any size."""
+    return array if array.dtype in (torch.int32, torch.int64) else array.to(torch.int64)
 
 
 def shape_of(array: Tensor) -> tuple[int, ...]:

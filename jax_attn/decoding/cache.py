@@ -488,7 +488,7 @@ def positions_of(
         dtype = functional.dtype_name(positions, "positions")
         shape = functional.shape_of(positions)
         validation.check_positions(shape, dtype, batch, tokens, rows, every_row=every_row)
-        return _signed(jnp.asarray(positions))
+        return functional.signed(positions)
     validation.check_rows_given((rows, batch, tokens) if every_row else None)
     length = 0 if cache is None else cache.length
     numbers = jnp.arange(tokens, dtype=jnp.int32)
@@ -506,11 +506,6 @@ def last_of_rows(positions: Int[Array, "... T"]) -> Int[Array, "... T"]:
     Text behind an image continues from the largest position of its last token (Qwen2-VL, arXiv 2409.12191).
     """
     return positions.max(0) if positions.ndim == 3 else positions
-
-
-def _signed(positions: Int[Array, "... T"]) -> Int[Array, "... T"]:
-    """Return positions in an integer dtype whose differences and sums do not wrap around."""
-    return positions if positions.dtype in (jnp.int32, jnp.int64) else positions.astype(jnp.int32)
 
 
 def _left_padding(attention_mask: Mask | Array | None, batch: int) -> Int[Array, "B 1"] | None:

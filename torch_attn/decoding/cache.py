@@ -394,7 +394,7 @@ def positions_of(
         dtype = functional.dtype_name(positions, "positions")
         shape = functional.shape_of(positions)
         validation.check_positions(shape, dtype, batch, tokens, rows, every_row=every_row)
-        return _signed(positions)
+        return functional.signed(positions)
     validation.check_rows_given((rows, batch, tokens) if every_row else None)
     length = 0 if cache is None else cache.length
     numbers = torch.arange(length, length + tokens, device=x.device)
@@ -412,11 +412,6 @@ def last_of_rows(positions: Int[Tensor, "... T"]) -> Int[Tensor, "... T"]:
     Text behind an image continues from the largest position of its last token (Qwen2-VL, arXiv 2409.12191).
     """
     return positions.amax(0) if positions.ndim == 3 else positions
-
-
-def _signed(positions: Int[Tensor, "... T"]) -> Int[Tensor, "... T"]:
-    """Return positions in an integer dtype whose differences and sums do not wrap around."""
-    return positions if positions.dtype in (torch.int32, torch.int64) else positions.to(torch.int64)
 
 
 def _left_padding(attention_mask: object, batch: int, device: Device) -> Int[Tensor, "B 1"] | None:

@@ -1,4 +1,4 @@
-"""Positions and numbers of documents in every integer dtype: differences must not wrap around, nor ids be cut."""
+"""Positions, ids, labels and documents in every integer dtype: no difference wraps around, and no id is cut."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from attn_bridge.masks import documents, full
-from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, RelativeBias, Rotary
+from attn_bridge.specs import (
+    Alibi,
+    DecoderBlockConfig,
+    DecoderConfig,
+    FeedForwardConfig,
+    GroupedQueryAttentionConfig,
+    LayerNormConfig,
+    RelativeBias,
+    Rotary,
+)
 from attn_bridge.specs.grouped_query_attention import Temperature
 
 from ...support.calls.bad_calls import D_IN
@@ -25,7 +34,14 @@ POSITIONS = np.array([[0, 1, 2, 3, 4], [3, 7, 20, 126, 127]], "int32")
 WIDE_IDS = np.array([[7, 7, 7 + 2**32, 7 + 2**32], [2**40, 2**41, 2**41, -1]])
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64"])
+DTYPES = ["int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64"]
+
+
+def numbers(array):
+    return np.asarray(array.detach() if hasattr(array, "detach") else array)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_positions_may_have_any_integer_dtype(backend, name, dtype):
     config = CONFIGS[name]
@@ -34,8 +50,24 @@ def test_positions_may_have_any_integer_dtype(backend, name, dtype):
     module.eval()
     x = backend.as_argument(draw(2, 5, 8))
     found, wanted = (module(x, positions=backend.as_argument(POSITIONS.astype(kind))) for kind in (dtype, "int32"))
-    arrays = (np.asarray(each.detach() if hasattr(each, "detach") else each) for each in (found, wanted))
-    np.testing.assert_array_equal(*arrays)
+    np.testing.assert_array_equal(numbers(found), numbers(wanted))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [200, 256, 300])
+def test_ids_and_labels_may_have_any_integer_dtype(backend, vocabulary, dtype):
+    block = DecoderBlockConfig(
+        GroupedQueryAttentionConfig(8, 2, position=Rotary()), FeedForwardConfig(8, 12), LayerNormConfig(8)
+    )
+    model = backend.build("DecoderModel", config=DecoderConfig(vocabulary, 8, (block,), LayerNormConfig(8)))
+    model.eval()
+    ids = np.array(
+        [[0, 1, 99, 127, 44]] if dtype == "int8" else [[0, 156, 199, 127, 44]], "int32"
+    )  # 156: -100 in uint8
+    np.testing.assert_array_equal(backend.output(model, ids.astype(dtype)), backend.output(model, ids))
+    given = [backend.as_argument(ids.astype(kind)) for kind in (dtype, "int32")]
+    losses = [model(each, labels=each)[0] for each in given]
+    np.testing.assert_array_equal(*map(numbers, losses))
 
 
 @pytest.mark.parametrize("ids", [WIDE_IDS, WIDE_IDS.tolist(), WIDE_IDS.astype("uint64")])
