@@ -37,7 +37,9 @@ class CallError(ValueError):
 
 
 class Calls:
-    """The calls of one session; one runs at a time.
+    """The calls of one session, in as many threads as the caller likes.
+
+    A call that runs a command takes `stop`, an event that ends its process when another thread sets it.
 
     Args:
         root: folder that all paths must be in; it is the current folder of every command, which can't write to it.
@@ -63,6 +65,7 @@ class Calls:
         fixed: Sequence[str] = (),
         vary: Sequence[str] = (),
         allow: Mapping[str, str] | None = None,
+        stop: threading.Event | None = None,
     ) -> str:
         """Judge two sides; the arguments are those of ``attn-bridge compare``."""
         for path, _ in (allow or {}).items():
@@ -79,12 +82,19 @@ class Calls:
             "--allow": [f"{path}={reason}" for path, reason in (allow or {}).items()],
         }
         sides = [self._side(first, "first"), self._side(second, "second")]
-        return self._run("compare", sides, options, answers.on_comparison)
+        return self._run("compare", sides, options, answers.on_comparison, stop)
 
-    def laws(self, side: str, inputs: str | None = None, shapes: Sequence[str] = (), only: Sequence[str] = ()) -> str:
+    def laws(
+        self,
+        side: str,
+        inputs: str | None = None,
+        shapes: Sequence[str] = (),
+        only: Sequence[str] = (),
+        stop: threading.Event | None = None,
+    ) -> str:
         """Try laws on one side; the arguments are those of ``attn-bridge laws``."""
         options: dict[str, Sequence[object]] = {"--inputs": self._files(inputs), "--shape": shapes, "--only": only}
-        return self._run("laws", [self._side(side, "side")], options, answers.on_laws)
+        return self._run("laws", [self._side(side, "side")], options, answers.on_laws, stop)
 
     def convert_plan(
         self,
@@ -94,6 +104,7 @@ class Calls:
         to_layout: str | None = None,
         rules: str | None = None,
         dtype: str | None = None,
+        stop: threading.Event | None = None,
     ) -> str:
         """Plan a conversion; the arguments are those of ``attn-bridge plan``. Nothing is written."""
         options: dict[str, Sequence[object]] = {
@@ -103,7 +114,7 @@ class Calls:
             "--dtype": _word(dtype),
         }
         paths = [self._path(source), self._path(target, must_exist=False)]
-        return self._run("plan", paths, options, answers.on_plan)
+        return self._run("plan", paths, options, answers.on_plan, stop)
 
     def explain(self, report: str, path: str) -> str:
         """Show one tensor or submodule of an earlier report."""
@@ -120,10 +131,11 @@ class Calls:
         return json.dumps(self._report(report), indent=1)
 
     def _report(self, name: str) -> Data:
-        if name not in self._reports:
-            names = ", ".join(self._reports) or "none yet"
-            raise CallError(f"report ({printable(name)}) is not known; reports: {names}")
-        return self._reports[name]
+        with self._lock:
+            if name not in self._reports:
+                names = ", ".join(self._reports) or "none yet"
+                raise CallError(f"report ({printable(name)}) is not known; reports: {names}")
+            return self._reports[name]
 
     def _run(
         self,
@@ -131,30 +143,32 @@ class Calls:
         sides: list[str],
         options: Mapping[str, Sequence[object]],
         answer: Callable[[Data, str], str],
+        stop: threading.Event | None,
     ) -> str:
         """Run a command in a confined process, keep its report, and return the answer."""
         words = [f"{option}={value}" for option, values in options.items() for value in values]
         for word in words:
             if len(word) > MAX_WORD or "\0" in word:
                 raise CallError(f"{printable(word)} is too long")
-        with self._lock, tempfile.TemporaryDirectory(prefix="attn-bridge-") as folder:
+        with tempfile.TemporaryDirectory(prefix="attn-bridge-") as folder:
             scratch = Path(folder).resolve()
             file = scratch / "report.json"
             line = [command, *sides, *words, f"--json={file}"]
-            ending = process.run(line, self.root, scratch, seconds=self.seconds, memory=self.memory)
+            ending = process.run(line, self.root, scratch, seconds=self.seconds, memory=self.memory, stop=stop)
             text = process.content(file) if ending.end == "exit" else ""
-            try:
-                data = json.loads(text)
-                self._count += 1
-                name = f"r{self._count}"
+        try:
+            data = json.loads(text)
+            with self._lock:
+                name = f"r{self._count + 1}"
                 short = answer(data, name)
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # no report, or a forged one
-                reason = process.error_line(ending, self.seconds, self.memory)
-                raise CallError(_OPTION.sub(lambda option: _ARGUMENTS.get(option[1], option[1]), reason)) from None
-            self._reports[name] = data
-            while len(self._reports) > MAX_REPORTS:
-                self._reports.popitem(last=False)
-            return short
+                self._count += 1
+                self._reports[name] = data
+                while len(self._reports) > MAX_REPORTS:
+                    self._reports.popitem(last=False)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # no report, or a forged one
+            reason = process.error_line(ending, self.seconds, self.memory)
+            raise CallError(_OPTION.sub(lambda option: _ARGUMENTS.get(option[1], option[1]), reason)) from None
+        return short
 
     # ---- arguments
 

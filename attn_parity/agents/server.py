@@ -6,9 +6,11 @@ Source: https://modelcontextprotocol.io, and its Python SDK, `mcp`.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import anyio
 import anyio.to_thread
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -17,6 +19,7 @@ from pydantic import ValidationError
 import attn_bridge
 from attn_bridge.printable import printable
 
+from ..workers import usable_cores
 from .calls import CallError, Calls
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ def _misfit(error: ErrorDetails) -> str:
 def serve(calls: Calls) -> MCPServer:
     """Return the server of a session."""
     server = _Server("attn-bridge", instructions=INSTRUCTIONS, version=attn_bridge.__version__, log_level="ERROR")
+    run = _Runs().run
 
     async def compare(
         first: str,
@@ -73,7 +77,7 @@ def serve(calls: Calls) -> MCPServer:
         vary: list[str] | None = None,
         allow: dict[str, str] | None = None,
     ) -> str:
-        return await _run(
+        return await run(
             functools.partial(
                 calls.compare,
                 first,
@@ -90,12 +94,12 @@ def serve(calls: Calls) -> MCPServer:
         )
 
     async def explain(report: str, path: str) -> str:
-        return await _run(functools.partial(calls.explain, report, path))
+        return await anyio.to_thread.run_sync(_answered, functools.partial(calls.explain, report, path))
 
     async def laws(
         side: str, inputs: str | None = None, shapes: list[str] | None = None, only: list[str] | None = None
     ) -> str:
-        return await _run(functools.partial(calls.laws, side, inputs, shapes or (), only or ()))
+        return await run(functools.partial(calls.laws, side, inputs, shapes or (), only or ()))
 
     async def convert_plan(
         source: str,
@@ -105,7 +109,7 @@ def serve(calls: Calls) -> MCPServer:
         rules: str | None = None,
         dtype: str | None = None,
     ) -> str:
-        return await _run(functools.partial(calls.convert_plan, source, target, from_layout, to_layout, rules, dtype))
+        return await run(functools.partial(calls.convert_plan, source, target, from_layout, to_layout, rules, dtype))
 
     def report(name: str) -> str:
         return calls.full(name)
@@ -137,9 +141,25 @@ CONVERT_PLAN = (
 )
 
 
-async def _run(call: Callable[[], str]) -> str:
-    """Run a call in a thread, so that the server keeps answering."""
+class _Runs:
+    """Runs as many calls at once as there are cores; the event loop goes on answering meanwhile."""
+
+    def __init__(self) -> None:
+        self._limiter = anyio.CapacityLimiter(usable_cores())
+
+    async def run(self, call: Callable[..., str]) -> str:
+        """Run a call in a thread, and end its process if the client cancels it."""
+        stop = threading.Event()
+        work = functools.partial(_answered, functools.partial(call, stop=stop))
+        try:
+            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
+        finally:
+            stop.set()
+
+
+def _answered(call: Callable[[], str]) -> str:
+    """Return the answer of a call; a refusal becomes an error of its tool."""
     try:
-        return await anyio.to_thread.run_sync(call)
+        return call()
     except CallError as error:
         raise ToolError(str(error)) from None

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +27,9 @@ MAX_FILE = 8 << 30
 
 KEPT = 1 << 16
 """Last bytes of the command's stderr that are kept."""
+
+STOPPED = 128 + signal.SIGTERM
+"""Status of this process when its caller ends it early."""
 
 POLL = 0.05
 """Seconds between two looks at memory and time."""
@@ -57,12 +61,12 @@ class Ending:
     """The end of a command.
 
     Attributes:
-        end: ``exit``, ``time`` or ``memory``: the limit that it exceeded.
+        end: ``exit``; ``time`` or ``memory``, the limit that it exceeded; or ``stop``, the caller ended it.
         status: exit status, negative for a signal.
         errors: the end of its stderr.
     """
 
-    end: Literal["exit", "time", "memory"]
+    end: Literal["exit", "time", "memory", "stop"]
     status: int
     errors: str
 
@@ -73,7 +77,12 @@ def main() -> int:
     work = Work(**{**data, "words": tuple(data["words"]), "writable": tuple(data["writable"])})
     end_with_parent()
     adopt_orphans()
-    json.dump(dataclasses.asdict(keep(work)), sys.stdout)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
+    try:
+        json.dump(dataclasses.asdict(keep(work)), sys.stdout)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_descendants()
     return 0
 
 

@@ -9,13 +9,14 @@ import re
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from attn_bridge.printable import printable, visible
 
 from . import landlock
-from .keeper import Ending, Work
+from .keeper import POLL, Ending, Work
 
 PASSED = re.compile(
     "PATH|LANG|LC_.*|TZ|LD_LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX|CUDA_.*|NVIDIA_.*|XLA_FLAGS|JAX_PLATFORMS|"
@@ -39,6 +40,7 @@ def run(
     avoid: Path | None = None,
     seconds: float,
     memory: int | None = None,
+    stop: threading.Event | None = None,
 ) -> Ending:
     """Run ``attn-bridge`` with some arguments in a confined process, and return how it ended.
 
@@ -50,6 +52,7 @@ def run(
         avoid: a folder whose code must not be imported: entries of the path in it are left out.
         seconds: limit of time.
         memory: limit of resident memory, in bytes.
+        stop: an event that ends the process, and all that it started, when another thread sets it.
 
     Raises:
         OSError: the process can't be started.
@@ -59,21 +62,39 @@ def run(
     own = environment(scratch, avoid)
     folders = tuple(str(path) for path in (scratch, *writable))
     work = Work(words, str(folder), own, folders, seconds, memory)
-    keeper = subprocess.run(
+    keeper = subprocess.Popen(
         [sys.executable, "-P", "-m", "attn_parity.confinement.keeper"],
-        input=json.dumps(dataclasses.asdict(work)),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env=own,
         cwd=scratch,
         start_new_session=True,
-        check=False,
     )
+    with keeper:
+        output, errors = _ended(keeper, json.dumps(dataclasses.asdict(work)), stop)
+    if stop is not None and stop.is_set():
+        return Ending("stop", keeper.returncode, "")
     try:
-        return Ending(**json.loads(keeper.stdout))
+        return Ending(**json.loads(output))
     except (ValueError, TypeError):
-        last = (keeper.stderr.strip().splitlines() or [f"status {keeper.returncode}"])[-1]
+        last = (errors.strip().splitlines() or [f"status {keeper.returncode}"])[-1]
         raise OSError(f"the process can't be started: {printable(last, MAX_LINE)}") from None
+
+
+def _ended(keeper: subprocess.Popen[str], work: str, stop: threading.Event | None) -> tuple[str, str]:
+    """Return the output and the errors of a keeper, which is asked to end when `stop` is set."""
+    text: str | None = work
+    while stop is not None:
+        try:
+            return keeper.communicate(text, timeout=POLL)
+        except subprocess.TimeoutExpired:
+            text = None  # it has been sent, or goes on being sent
+            if stop.is_set():
+                keeper.terminate()
+                break
+    return keeper.communicate(text)
 
 
 def environment(scratch: Path, avoid: Path | None = None) -> dict[str, str]:
@@ -125,6 +146,8 @@ def error_line(ending: Ending, seconds: float, memory: int | None = None) -> str
     """Return one line on a command that gave no result."""
     if ending.end == "time":
         return f"took longer than {seconds:g} s"
+    if ending.end == "stop":
+        return "was cancelled"
     if ending.end == "memory":
         return f"needed more than {(memory or 0) / (1 << 30):g} GiB of memory"
     lines = [line for line in ending.errors.splitlines() if line.startswith("error: ")]

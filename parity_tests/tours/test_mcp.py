@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch  # noqa: F401 - the sides need it
+
+from attn_parity.workers import usable_cores
 
 from ..support.files import judged_files
 
@@ -18,6 +21,8 @@ def hang():
     while True:
         pass
 
+hang_too = hang
+
 def write():
     open("net.py", "a").write("#")
 
@@ -26,18 +31,22 @@ def example_inputs():
 """
 
 
+def served(root, options=()):
+    """Return the server of a root, for a client."""
+    from mcp.client.stdio import StdioServerParameters
+
+    words = ["-P", "-m", "attn_bridge", "mcp", "--root", str(root), *options]
+    return StdioServerParameters(command=sys.executable, args=words, env={"PYTHONPATH": str(ROOT)}, cwd=str(root))
+
+
 def talk(root, *calls, options=()):
     """Return the names of the tools, (is_error, text) of each call, and the resources that the texts name."""
     import anyio
     from mcp.client import Client
-    from mcp.client.stdio import StdioServerParameters
-
-    words = ["-P", "-m", "attn_bridge", "mcp", "--root", str(root), *options]
-    server = StdioServerParameters(command=sys.executable, args=words, env={"PYTHONPATH": str(ROOT)}, cwd=str(root))
 
     async def session():
         answers, resources = [], []
-        async with Client(server) as client:
+        async with Client(served(root, options)) as client:
             tools = [tool.name for tool in (await client.list_tools()).tools]
             for name, arguments in calls:
                 result = await client.call_tool(name, arguments)
@@ -105,3 +114,40 @@ def test_a_call_beyond_its_limits_is_ended_and_the_server_goes_on(root):
     _, [(is_error, text)], _ = talk(root, hang, options=["--memory", "0.1"])
     assert is_error
     assert "needed more than 0.1 GiB of memory" in text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_a_cancelled_call_ends_its_process_and_the_server_goes_on(root):
+    """Two calls hang; the client sees both processes, cancels both, and waits until they are gone."""
+    import anyio
+    from mcp.client import Client
+
+    async def session():
+        async with Client(served(root)) as client:
+            async with anyio.create_task_group() as group:
+                for side in ("hang", "hang_too"):
+                    group.start_soon(client.call_tool, "laws", {"side": f"net.py:{side}"})
+                while len(running(root, "net.py:hang")) < min(2, usable_cores()):
+                    await anyio.sleep(0.02)
+                assert [tool.name for tool in (await client.list_tools()).tools]
+                group.cancel_scope.cancel()
+            while running(root, "net.py:hang"):
+                await anyio.sleep(0.02)
+            return (await client.call_tool("explain", {"report": "r1", "path": "x"})).content[0].text
+
+    assert "report (r1) is not known; reports: none yet" in anyio.run(session)
+
+
+def running(root, word):
+    """Return the commands of the judge that run in a folder with an argument that begins with a word."""
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if (
+                "attn_bridge" in words
+                and (path.parent / "cwd").readlink() == root
+                and any(argument.startswith(word) for argument in words)
+            ):
+                commands.append(words)
+    return commands

@@ -58,6 +58,7 @@ def answered(calls, monkeypatch, data):
     asked = []
 
     def write(words, folder, scratch, **limits):
+        assert limits.pop("stop") is None
         asked.append((words[:-1], folder, limits))
         (scratch / "report.json").write_text(json.dumps(data))
         return Ending("exit", 1, "")
@@ -138,6 +139,7 @@ def test_without_the_package_the_server_is_one_line(tmp_path, monkeypatch, capsy
     monkeypatch.setitem(sys.modules, "mcp", None)
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     monkeypatch.delitem(sys.modules, "attn_parity.agents.server", raising=False)
+    monkeypatch.delattr("attn_parity.agents.server", raising=False)
     assert run(["mcp", "--root", str(tmp_path)]) == 2
     line = capsys.readouterr().err
     assert line.startswith("error: mcp is not installed (")
@@ -193,5 +195,5 @@ def test_a_tool_answers_what_its_call_returns(tool, arguments, given, calls, mon
     pytest.importorskip("mcp.server.mcpserver")
     from attn_parity.agents.server import serve
 
-    monkeypatch.setattr(calls, tool, lambda *words: f"the answer to {words}")
+    monkeypatch.setattr(calls, tool, lambda *words, **stop: f"the answer to {words}")
     assert f"the answer to {given}" in str(anyio.run(serve(calls).call_tool, tool, arguments))
