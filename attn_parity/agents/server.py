@@ -142,7 +142,7 @@ CONVERT_PLAN = (
 
 
 class _Runs:
-    """Runs as many calls at once as there are cores; the event loop goes on answering meanwhile."""
+    """Limits the calls that run at once to the number of cores; the event loop answers meanwhile."""
 
     def __init__(self) -> None:
         self._limiter = anyio.CapacityLimiter(usable_cores())
