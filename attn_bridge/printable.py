@@ -11,7 +11,10 @@ _HIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000
 
 def printable(text: object, most: int = 120) -> str:
     """Return a name from outside as it may be printed: escaped, and cut where it is long."""
-    characters = str(text)
+    try:
+        characters = str(text)
+    except ValueError:  # Python converts no integers of more than 4300 digits
+        characters = "a number of thousands of digits"
     characters = characters if len(characters) <= most else f"{characters[:most]}... ({len(characters)} characters)"
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in characters)
 

@@ -177,11 +177,17 @@ class Calls:
             raise CallError(f"{what} ({printable(text)}) must read file.py:factory or module:factory")
         where = text.rpartition(":")[0]
         if where.endswith(".py") or "/" in where:
-            self._path(where)
+            self._file(where)
         return text
 
     def _files(self, path: str | None) -> list[str]:
-        return [] if path is None else [self._path(path)]
+        return [] if path is None else [self._file(path)]
+
+    def _file(self, text: str) -> str:
+        """Return a path below the root of a regular file: a pipe would block, a device never end."""
+        if not (self.root / self._path(text)).is_file():
+            raise CallError(f"{printable(text)} is not a file")
+        return text
 
     def _path(self, text: str, must_exist: bool = True) -> str:
         """Return a path that is below the root, also after following links."""

@@ -57,7 +57,7 @@ def review(
         path = tree.folder / manifest.NAME
         if manifest.NAME not in tree.export.digests:
             raise manifest.ManifestError(
-                f"commit {commit.name[:12]} has no {manifest.NAME} at the top of the repository"
+                f"commit {commit.name[:12]} has no file {manifest.NAME} at the top of the repository (a link is none)"
             )
         pairs = manifest.read(path)
         results = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from attn_bridge.printable import printable
@@ -24,6 +24,17 @@ MAX_BYTES = 1 << 20
 """Bytes of the largest manifest."""
 
 MAX_PAIRS = 1000
+
+MAX_LINE = 4000
+"""Characters of the longest line: a key with more dots keeps the parser busy for minutes."""
+
+MAX_TEXT = 1000
+"""Characters of a value; all values of a pair become words of one command line."""
+
+MAX_VALUES = 500
+"""Values of a list or a table."""
+
+_LFS = "version https://git-lfs.github.com/spec/"
 
 _PAIR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names of pairs, which are names of files, too."""
@@ -123,6 +134,11 @@ def parse(text: str) -> tuple[ManifestPair, ...]:
     Raises:
         ManifestError: it is malformed.
     """
+    if text.startswith(_LFS):
+        raise ManifestError(f"{NAME} is a pointer of Git LFS, and not the file; commit the file itself")
+    longest = max(map(len, text.splitlines()), default=0)
+    if longest > MAX_LINE:
+        raise ManifestError(f"{NAME} has a line of {longest} characters; at most {MAX_LINE}")
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -164,9 +180,19 @@ def _pair(table: Mapping[str, object], number: int) -> ManifestPair:
 
 
 def _text(value: object, where: str) -> str:
-    if not isinstance(value, str) or not value or len(value) > 1000 or "\0" in value:
-        raise ManifestError(f"{where} ({printable(value)}) must be a text")
+    if not isinstance(value, str) or not value or not _fits(value):
+        raise ManifestError(f"{where} ({printable(value)}) must be a text of at most {MAX_TEXT} characters without NUL")
     return value
+
+
+def _fits(text: str) -> bool:
+    """Return whether a text can be part of a command line, and is short."""
+    return len(text) <= MAX_TEXT and "\0" not in text
+
+
+def _check_count(values: Sized, where: str) -> None:
+    if len(values) > MAX_VALUES:
+        raise ManifestError(f"{where} has {len(values)} values; at most {MAX_VALUES}")
 
 
 def _side(value: object, where: str) -> str:
@@ -196,8 +222,9 @@ def _texts(check: Callable[[str], bool], rule: str) -> Callable[[object, str], t
     def checked(value: object, where: str) -> tuple[str, ...]:
         if not isinstance(value, list):
             raise ManifestError(f"{where} ({printable(value)}) must be a list of {rule}")
+        _check_count(value, where)
         for each in value:
-            if not isinstance(each, str) or "\0" in each or not check(each):
+            if not isinstance(each, str) or not _fits(each) or not check(each):
                 raise ManifestError(f"{where} ({printable(each)}) must be {rule}")
         return tuple(value)
 
@@ -214,6 +241,11 @@ def _allow(value: object, where: str) -> dict[str, str]:
     if not isinstance(value, dict) or any("=" in path or not isinstance(reason, str) for path, reason in value.items()):
         raise ManifestError(
             f"{where} ({printable(value)}) must be a table of path = reason, quoted, without '=' in a path"
+        )
+    _check_count(value, where)
+    for text in (text for entry in value.items() for text in entry if not _fits(text)):
+        raise ManifestError(
+            f"{where} ({printable(text)}) must have paths and reasons of at most {MAX_TEXT} characters without NUL"
         )
     try:
         return allowances.checked(value, where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import pytest
@@ -23,6 +24,8 @@ def calls(tmp_path):
     root.mkdir()
     (root / "net.py").write_text("")
     (root / "out").symlink_to(tmp_path)
+    (root / "folder").mkdir()
+    os.mkfifo(root / "pipe")
     (tmp_path / "other.py").write_text("")
     return Calls(root, 1.0, 1 << 30)
 
@@ -34,6 +37,9 @@ REFUSED = [
     (("compare", "net.py:A", "out/other.py:B"), "out/other.py is not below the root "),
     (("compare", "net.py:A", "/etc/x.py:B"), "/etc/x.py is not below the root "),
     (("compare", "net.py:A", "gone.py:B"), "gone.py does not exist below the root "),
+    (("compare", "net.py:A", "net.py:B", "pipe"), "pipe is not a file"),
+    (("compare", "net.py:A", "net.py:B", "folder"), "folder is not a file"),
+    (("laws", "./pipe:B"), "./pipe is not a file"),
     (("compare", "net.py:A", "net.py:B", "../x.npz"), "../x.npz is not below the root "),
     (("compare", "net.py:A", "net.py:B", None, ["x" * 2000]), "is too long"),
     (("convert_plan", "s3://bucket/x", "y"), "s3://bucket/x must be a path below the root"),

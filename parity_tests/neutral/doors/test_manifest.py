@@ -50,6 +50,35 @@ BAD = [
     (PAIR + 'allow = ["a=b"]', "parity.toml: pair a: allow (['a=b']) must be a table of path = reason, "),
     (PAIR + 'allow = {x = ""}', "parity.toml: pair a: allow (x=) must read PATH=REASON"),
     (PAIR + 'allow = {"x=y" = "z"}', "parity.toml: pair a: allow ({'x=y': 'z'}) must be a table of path = reason, "),
+    (
+        PAIR + 'allow = {x = "\\u0000"}',
+        "parity.toml: pair a: allow (\\x00) must have paths and reasons of at most 1000 ",
+    ),
+    (
+        PAIR + f'allow = {{{"x" * 2000} = "r"}}',
+        f"parity.toml: pair a: allow ({'x' * 120}... (2000 characters)) must have",
+    ),
+    (
+        PAIR + "".join(f'allow.x{i} = "r"\n' for i in range(501)),
+        "parity.toml: pair a: allow has 501 values; at most 500",
+    ),
+    (
+        PAIR + f"fixed = ['{'x' * 2000}']",
+        f"parity.toml: pair a: fixed ({'x' * 120}... (2000 characters)) must be names of",
+    ),
+    (PAIR + "fixed = [" + '"x",\n' * 501 + "]", "parity.toml: pair a: fixed has 501 values; at most 500"),
+    ("[" + "a." * 300_000 + "a]", "parity.toml has a line of 600003 characters; at most 4000"),
+    ("a = " + "[\n" * 100_000, "parity.toml is not TOML: "),
+    (PAIR + "seeds = " + "9" * 3990, f"parity.toml: pair a: seeds ({'9' * 120}... (3990 characters)) must be a whole "),
+    (PAIR + "seeds = 0x" + "f" * 3980, "parity.toml: pair a: seeds (a number of thousands of digits) must be a whole "),
+    (PAIR * 1001, "parity.toml has 1001 pairs; at most 1000"),
+    (
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        "parity.toml is a pointer of Git LFS, and not",
+    ),
+    (PAIR + '"\\u202e" = 1', "parity.toml: pair a has no key \\u202e; it has "),
+    (PAIR.replace('"a"', '"\\u202e"'), "parity.toml: pair 1: name (\\u202e) must be letters, digits, "),
+    (PAIR.replace("net.py:B", "n\\u202e.py:B"), "parity.toml: pair a: n\\u202e.py does not exist"),
     (PAIR.replace('"a"', '"\\u001b[31m"'), "parity.toml: pair 1: name (\\x1b[31m) must be letters, digits, "),
 ]
 
@@ -67,6 +96,26 @@ def test_a_malformed_manifest_is_one_line(text, message, tmp_path):
         manifest.read(folder / "parity.toml")
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "link", "chain", "circle", "device", "large"])
+def test_a_manifest_that_is_no_file_is_one_line(kind, tmp_path):
+    path = tmp_path / "parity.toml"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "large":
+        with path.open("wb") as stream:
+            stream.truncate(100_000_000)
+    elif kind != "missing":
+        (tmp_path / "real.toml").write_text(PAIR)
+        (tmp_path / "next.toml").symlink_to("real.toml")
+        target = {"link": "real.toml", "chain": "next.toml", "circle": "parity.toml", "device": "/dev/zero"}[kind]
+        path.symlink_to(target)
+    rule = "has more than 1048576 bytes" if kind == "large" else "does not exist, or is not a file"
+    with pytest.raises(manifest.ManifestError, match=f"^parity.toml {rule}$"):
+        manifest.read(path)
 
 
 def test_a_value_never_reads_as_an_option(tmp_path):
@@ -142,12 +191,16 @@ def test_what_can_not_be_reviewed_is_one_line_and_writes_nothing(repository, tmp
     assert line() == "error: there is no commit HEAD in this repository\n"
     (repository / "net.py").write_text("")
     name = commit_of(repository).name
-    assert line() == f"error: commit {name[:12]} has no parity.toml at the top of the repository\n"
+    assert (
+        line() == f"error: commit {name[:12]} has no file parity.toml at the top of the repository (a link is none)\n"
+    )
     assert line("nope") == "error: there is no commit nope in this repository\n"
     assert line("--timeout", "0") == "error: --timeout (0) must be a number of seconds above 0\n"
     (repository / "parity.toml").symlink_to("net.py")
     name = commit_of(repository).name
-    assert line() == f"error: commit {name[:12]} has no parity.toml at the top of the repository\n"
+    assert (
+        line() == f"error: commit {name[:12]} has no file parity.toml at the top of the repository (a link is none)\n"
+    )
     (repository / "parity.toml").unlink()
     (repository / "parity.toml").write_text(PAIR + "seed = 1")
     commit_of(repository)
