@@ -34,6 +34,7 @@ def test_json_holds_every_field_but_the_pictures():
         "hint": different_report().first_divergence.hint,
         "second_label": "flax",
         "candidates": [{"path": SUSPECT, "second_path": "layers.3.norm1", "between": None}],
+        "witness": "",
     }
     assert as_json(equal_report())["first_divergence"] is None
     assert as_json(EMPTY)["tree"] is None
