@@ -226,13 +226,12 @@ class Bench:
             self.explained.join(explained)
 
     def _remember(self, sample: Sample) -> None:
-        """Remember the sample on which the sides are furthest apart."""
+        """Remember the sample on which the sides are furthest apart; hard inputs count by meaning alone."""
         for measures in self.measures.values():
             latest = measures[-1]
-            distance = (
-                # Unexplained meaning first: 1e-12 of it weighs as much as 1,000 units of rounding.
-                max((latest.meaning or 0.0) - latest.given, 0.0) * 1e6 + max(latest.first_max, latest.second_max) * 1e-9
-            )
+            rounding = 0.0 if sample.stress else max(latest.first_max, latest.second_max)
+            # Unexplained meaning first: 1e-12 of it weighs as much as 1,000 units of rounding.
+            distance = max((latest.meaning or 0.0) - latest.given, 0.0) * 1e6 + rounding * 1e-9
             if len(measures) == len(self.planned) and distance > self._furthest:
                 self._furthest, self.furthest = distance, sample
 

@@ -225,3 +225,27 @@ def test_a_small_fault_of_scale_is_a_difference(wrong):
 
     report = compare(nn.RMSNorm(8, eps=1e-6), Theirs(8, rngs=nnx.Rngs(0)), X, seeds=1, localise=False)
     assert verdicts(report)["output"] == "different"
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(8, eps=1e-6), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.fc(self.norm(x))
+
+
+class FlaxNormed(nnx.Module):
+    """Loses 8 bits in front of its linear layer; its norm loses more than that, but on hard inputs alone."""
+
+    def __init__(self):
+        self.norm, self.fc = nnx.LayerNorm(8, rngs=nnx.Rngs(0)), nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.fc(self.norm(x) + 256.0 - 256.0)
+
+
+def test_a_loss_of_precision_on_hard_inputs_does_not_place_another():
+    report = compare(Normed(), FlaxNormed(), X)
+    assert (report.verdict, report.first_divergence.between) == ("precision", ("norm", "fc"))
