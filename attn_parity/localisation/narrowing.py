@@ -12,9 +12,9 @@ from ..results.findings import Candidate, Side
 from ..sides.subject import Arguments, Array, Call, Substitute
 from ..verdict.criterion import precision_used
 from ..verdict.measures import Measure
-from .between import Direction, PairedCall, calls_inside, located, steps_of
+from .between import Direction, PairedCall, calls_inside, located, next_of, steps_of
 from .forcing import Feed, Paths, compare_freely, run_both
-from .leaves import LeafGroup, apart, fed, fed_cotangents, in_dtype, match_leaves, match_outputs
+from .leaves import LeafGroup, apart, fed, fed_cotangents, in_dtype, match_leaves, match_outputs, relative
 from .sides import FAILURES, Sides, SubmoduleRunner
 from .sources import INPUTS, WORK, Overlap, Sources, edges, outputs_of, overlap
 from .tree import Node, nearest
@@ -207,6 +207,28 @@ class Narrowing:
         pairs = {child.path: child.second_path for child in children if child.path and child.second_path}
         exchanged = {child.path for child in children if child.path and child.exchanged}
         return steps_of(pairs, inside, exchanged, loose=loose)
+
+    def behind_a_part(self, parent: Node, node: Node) -> Iterator[Candidate]:
+        """Yield the code behind a submodule, if its counterpart returns what only a part of it computes.
+
+        timm's norms hold the activation behind them, which other code applies itself.
+        """
+        if node is parent or not parent.calls or not node.calls:
+            return
+        returned = dict(zip(SIDES, (call.outputs for call in node.calls[0]), strict=True))
+        for side, other in (SIDES, SIDES[::-1]):
+            inner = [call for call in self._calls[side] if call.path.startswith(f"{node.paths[side]}.")]
+            leaves = [leaf for call in inner for leaf in (*call.arguments.leaves, *call.outputs)]
+            groups = match_leaves(leaves, returned[other])
+            pairs = [(one.value("first", leaves), one.value("second", returned[other])) for one in groups]
+            if pairs and relative(pairs) <= self._limit_of(node, "forward"):
+                calls: dict[Side, Call] = dict(zip(SIDES, parent.calls[0], strict=True))
+                steps = self.steps(parent, calls, "forward", loose=True)
+                step = next((one for one in steps if one.path == node.path), None)
+                following = next_of(step, steps, calls) if step is not None else None
+                after = following.path if following is not None else parent.paths["first"]
+                yield Candidate(parent.paths["first"], parent.paths["second"], (node.paths["first"], after))
+                return
 
     def _input_gradients(
         self, node: Node, calls: dict[Side, Call], step: PairedCall | None

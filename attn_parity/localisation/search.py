@@ -141,13 +141,13 @@ class _Search:
         direction = next((one for one in directions if self._guilty(self.root, one)), None) or self._lossy()
         if direction is None:
             return self._found_in_whole_numbers()
-        node = self.root
+        node = parent = self.root
         reshaped: Node | None = None
         while (child := self._worst_child(node, direction)) is not None:
             reshaped = self._reshaped_before(node, child) if direction == "forward" else None
             if reshaped is not None:
                 break
-            node = child
+            parent, node = node, child
         if reshaped is not None and child is not None:
             places = (reshaped, child)
             code = Narrowed(tuple(Candidate(place.paths["first"], place.paths["second"]) for place in places))
@@ -162,6 +162,8 @@ class _Search:
                 filter(None, [*(self._settings(visited) if visited is node else ()), self._told(visited)])
             )
         candidates = code.candidates or (Candidate(node.path or "", node.second_path or ""),)
+        if direction == "forward" and self.aim == "meaning" and not code.candidates:
+            candidates = (*candidates, *self.narrowing.behind_a_part(parent, node))
         likeliest = candidates[0]
         first = next((one for one in walk(node) if (one.path or "") == likeliest.path), node)
         first.first = True

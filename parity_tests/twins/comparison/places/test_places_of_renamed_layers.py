@@ -116,3 +116,41 @@ class RunPort(nnx.Module):
 def test_too_many_layers_to_try_are_paired_by_execution_order():
     report = parity.compare(Run(), RunPort(), np.random.default_rng(0).normal(size=(3, 5)).astype("float32"))
     assert report.verdict == "equal", str(report)
+
+
+class ActivatedNorm(torch.nn.LayerNorm):
+    """A norm that holds the activation behind it, as those of timm do."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.act = torch.nn.SiLU()
+
+    def forward(self, x):
+        return self.act(super().forward(x))
+
+
+class Pooled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm, self.head = torch.nn.Linear(8, 8), ActivatedNorm(8), torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(self.fc(x)).mean(1))
+
+
+class FlaxPooled(nnx.Module):
+    def __init__(self, pool, epsilon=1e-5):
+        self.fc, self.head = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 3, rngs=nnx.Rngs(0))
+        self.norm, self._pool = nnx.LayerNorm(8, epsilon=epsilon, rngs=nnx.Rngs(0)), pool
+
+    def __call__(self, x):
+        return self.head(self._pool(nnx.silu(self.norm(self.fc(x))), axis=1))
+
+
+def test_code_behind_an_activation_that_one_side_has_in_its_norm_stays_a_candidate():
+    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
+    assert parity.compare(Pooled(), FlaxPooled(jnp.mean), x, seeds=1).verdict == "equal"
+    places = parity.compare(Pooled(), FlaxPooled(jnp.max), x, seeds=1).first_divergence.candidates
+    assert [one.between or one.path for one in places] == ["norm", ("norm", "head")]
+    places = parity.compare(Pooled(), FlaxPooled(jnp.mean, 1e-3), x, seeds=1).first_divergence.candidates
+    assert [one.between or one.path for one in places] == ["norm"]
