@@ -167,6 +167,8 @@ def binaries(kind: str, left: Array, right: Array, plain: Array) -> Iterator[tup
     if kind in ("sub", "div"):
         yield f"the operands of the {word} exchanged", BINARY[kind](right, left)
     for other in {"add": ("sub", "mul"), "sub": ("add",), "mul": ("add", "div"), "div": ("mul",)}.get(kind, ()):
+        if other == "mul" and not (left.any() and right.any()):
+            continue  # a product with zeros drops the other operand, which later operations may do as well
         yield f"{WORDS[other]} for {word}", BINARY[other](left, right)
     if kind in ("add", "mul", "sub", "div") and right.dtype.kind == "f":
         yield f"the second operand of the {word} negated", BINARY[kind](left, -right)

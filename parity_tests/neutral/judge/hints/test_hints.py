@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attn_parity.hints import Evidence, hint_for, of_statistic
+from attn_parity.hints import Evidence, changes, hint_for, of_statistic
 from attn_parity.hints.layers import ACTIVATIONS
 from attn_parity.hints.reshaping import RESIZINGS
 from parity_tests.support.processes.work import count_calls
@@ -685,3 +685,13 @@ def test_a_channel_that_differs_is_not_called_a_border():
     other = image.copy()
     other[:, -1] = draw(2, 8, 8)
     assert "border" not in hint(image, other)
+
+
+def test_a_product_with_zeros_is_no_other_operation():
+    """It only drops the other operand, as a sum that begins at 0 would show."""
+    array = np.arange(1.0, 4.0)
+    for left, right in ((np.asarray(0.0), array), (array, np.asarray(0.0))):
+        texts = [text for text, _ in changes.binaries("add", left, right, left + right)]
+        assert "subtraction for addition" in texts
+        assert "multiplication for addition" not in texts
+    assert "multiplication for addition" in [text for text, _ in changes.binaries("add", array, array, 2 * array)]
