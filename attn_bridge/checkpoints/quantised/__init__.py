@@ -1,4 +1,4 @@
-"""Quantised originals as floating point: MXFP4, float8, GPTQ, AWQ, bitsandbytes, GGUF, as bytes are read.
+"""Quantised originals as floating point: MXFP4, float8, GPTQ, AWQ, compressed-tensors, GGUF, as bytes are read.
 
 A quantised tensor is several in the file: small numbers, and scales that many of them share. `schemes` reads how
 config.json describes them, `find` groups them by name, `Dequantised` reads each as one tensor of floating point, and

@@ -32,7 +32,7 @@ FORMATS = ("float-quantized", "naive-quantized", "dense", "int-quantized", "pack
 FLOAT8 = ("fp8", "fbgemm_fp8", "finegrained_fp8", "mxfp4", "compressed-tensors")
 """Methods whose tensors, numbers and scales, are recognised by their names."""
 
-MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "NVFP4_AWQ")
+MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4")
 """Algorithms of ModelOpt whose tensors are float8 with a scale for all, or for each row, or NVFP4."""
 
 GPTQ_BITS, AWQ_BITS = (2, 4, 8), (4,)

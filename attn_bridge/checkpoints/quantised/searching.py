@@ -20,6 +20,9 @@ from .pairs import QuantisedTensor
 CODES = ("int8", "uint8", "int16", "int32", "uint32", "int64", *pairs.FLOAT8)
 """Dtypes that quantised numbers have in files."""
 
+OF_INPUTS = ".pre_quant_scale"
+"""Ending of the name of ModelOpt's factors of a layer's inputs (AWQ, SmoothQuant)."""
+
 ENDINGS = {
     **dict.fromkeys((packed.ZEROS, packed.SCALES, packed.GROUPS), packed.NUMBERS),
     **dict.fromkeys(
@@ -109,6 +112,10 @@ def find(reader: Reader, config: Mapping[str, object]) -> list[QuantisedTensor]:
     """
     schemes.check(reader.path, schemes.scheme_of(config))
     _check_names(reader)
+    scaled = next((name for name in reader.tensors if name.endswith(OF_INPUTS)), None)
+    if scaled is not None:
+        raise bad(reader.path, f"{printable(scaled)} scales the inputs of its layer, without which the weights beside it "
+                  "are others; convert the model that it was made of")  # fmt: skip
     grouped = packed.find(reader.path, reader.tensors, config)
     for group in grouped:
         if group.groups:

@@ -158,6 +158,12 @@ REFUSED = {
         {},
         r"fit neither NVFP4 \(8 bytes",
     ),
+    "scaled inputs": (
+        "NVFP4",
+        {"pre_quant_scale": np.ones(64, np.float32)},
+        {},
+        r"layer\.proj\.pre_quant_scale scales the inputs of its layer",
+    ),
     "sparse": ("int8 by rows", {}, {"sparsity_config": {"format": "sparse-24-bitmask"}}, r"its weights are sparse"),
     "rotated": ("int8 by rows", {}, {"transform_config": {"config_groups": {"u": {}}}}, r"its weights are rotated"),
 }  # fmt: skip
