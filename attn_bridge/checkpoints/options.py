@@ -66,7 +66,8 @@ class ConvertOptions:
         settings: values that names and shapes don't determine, such as ``{"num_heads": 12}``; ``config.json`` may
             supply them as well.
         dequantize: convert MXFP4, float8 with scales, GPTQ, AWQ, bitsandbytes and compressed-tensors to the
-            floating-point `dtype`; if that is None, to bfloat16 for the first two and to the dtype of the other tensors for the rest.
+            floating-point `dtype`; if that is None, to bfloat16 for the first two and to the dtype of the other tensors
+            for the rest.
         strip: prefix to remove from the source's names, such as ``module.``; tensors without it are left out.
             `verify` takes None for the manifest's prefix, and "" for no prefix.
         drop: patterns of names to leave out, such as ``model.visual.*``; a pattern that matches no name is an error.

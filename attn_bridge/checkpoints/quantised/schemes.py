@@ -25,7 +25,10 @@ TITLES |= {title.lower(): title for title in ("EXL2", "EXL3", "HQQ", "AQLM")} | 
 REMEDIES = {"mlx": "mlx_lm.convert --dequantize makes floating point of it; convert that"}
 """Method that is not dequantised here -> the remedy."""
 
-FORMATS = ("float-quantized", "naive-quantized", "dense", "int-quantized", "pack-quantized", "nvfp4-pack-quantized",
+FLOAT_FORMATS = ("float-quantized", "naive-quantized", "dense")
+"""Formats of compressed-tensors with float8, or without quantisation."""
+
+FORMATS = (*FLOAT_FORMATS, "int-quantized", "pack-quantized", "nvfp4-pack-quantized",
            "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized", "mixed-precision")  # fmt: skip
 """Formats of compressed-tensors that are read."""
 
@@ -150,7 +153,10 @@ def _bits(choices: tuple[int, ...]) -> str:
 
 def is_by_name(scheme: Mapping[str, object]) -> bool:
     """Whether errors of layouts name its tensors, by which alone it is recognised."""
-    return not unsupported(scheme) and method_of(scheme) in ("", "modelopt", *FLOAT8)
+    method = method_of(scheme)
+    if method == "compressed-tensors" and scheme.get("format", FORMATS[0]) not in FLOAT_FORMATS:
+        return False
+    return not unsupported(scheme) and method in ("", "modelopt", *FLOAT8)
 
 
 def check(path: Path, scheme: Mapping[str, object]) -> None:

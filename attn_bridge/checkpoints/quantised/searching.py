@@ -114,8 +114,8 @@ def find(reader: Reader, config: Mapping[str, object]) -> list[QuantisedTensor]:
     _check_names(reader)
     scaled = next((name for name in reader.tensors if name.endswith(OF_INPUTS)), None)
     if scaled is not None:
-        raise bad(reader.path, f"{printable(scaled)} scales the inputs of its layer, without which the weights beside it "
-                  "are others; convert the model that it was made of")  # fmt: skip
+        raise bad(reader.path, f"{printable(scaled)} scales the inputs of its layer, without which the weights are "
+                  "others; convert the model that it was made of")  # fmt: skip
     grouped = packed.find(reader.path, reader.tensors, config)
     for group in grouped:
         if group.groups:

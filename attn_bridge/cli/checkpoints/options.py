@@ -44,8 +44,8 @@ Dequantize = Annotated[
     bool,
     typer.Option(
         "--dequantize",
-        help="Make floating point of MXFP4, float8 with scales, GPTQ, AWQ, bitsandbytes and compressed-tensors: --dtype, "
-        "or bf16.",
+        help="Make floating point of MXFP4, float8 with scales, GPTQ, AWQ, bitsandbytes and compressed-tensors: "
+        "--dtype, or bf16.",
     ),
 ]
 Strip = Annotated[
