@@ -54,7 +54,7 @@ class Manifest:
         restore: layout -> the settings, files and metadata to restore it.
         kept: tensors that the conversion dropped from the source, if any.
         kept_digests: name of a kept tensor -> digest of its bytes.
-        sizes: settings of the layout that a config.json would tell, of a checkpoint without one.
+        sizes: settings of the layout that a config.json would supply, of a checkpoint without one.
     """
 
     layout: str
@@ -64,7 +64,7 @@ class Manifest:
     restore: dict[str, Any]
     kept: Reader | None = None
     kept_digests: dict[str, str] = dataclasses.field(default_factory=dict)
-    sizes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    sizes: dict[str, object] = dataclasses.field(default_factory=dict)
 
 
 def places(target: Path, is_folder: bool) -> tuple[Path, Path]:
@@ -81,7 +81,7 @@ def text(
     tensors: dict[str, dict[str, Any]],
     restore: dict[str, Any],
     kept_digests: dict[str, str],
-    sizes: dict[str, Any],
+    sizes: dict[str, object],
 ) -> str:
     """Return the text of a manifest file: equal for the same source and options."""
     document = {

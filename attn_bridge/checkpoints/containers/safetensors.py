@@ -143,7 +143,7 @@ class SafetensorsReader(FileReader):
 def _check_whole(path: Path, offsets: str) -> None:
     """Refuse a file with pieces of tensors, by the JSON that its metadata has on their offsets.
 
-    The first rank's pieces begin where whole tensors do; files of other ranks next to it show what they are.
+    Pieces of the first rank have the offsets of whole tensors; the files of other ranks next to it show the difference.
     """
     document = parse_json(offsets.encode(), path, PIECES) if offsets else {}
     entries = document.items() if isinstance(document, dict) else ()

@@ -121,11 +121,13 @@ def make(
     check_settings(back.get("settings", {}), theirs)
     own_settings = ours.read_settings(configs.with_defaults(config or {}))
     check_heads(settings or {}, own_settings, theirs.read_settings(configs.with_sizes(config or {})))
-    known: Mapping[str, object] = {}
+    manifest_sizes: Mapping[str, object] = {}
     if manifest is not None and manifest.layout in ("", ours.name):  # "" where the container alone changed
-        known = {name: value for name, value in manifest.sizes.items() if name in (*ours.settings, *ours.sizes)}
-        check_settings(known, ours)
-    all_settings = {**known, **own_settings, **(settings or {})}
+        manifest_sizes = {
+            name: value for name, value in manifest.sizes.items() if name in (*ours.settings, *ours.sizes)
+        }
+        check_settings(manifest_sizes, ours)
+    all_settings = {**manifest_sizes, **own_settings, **(settings or {})}
     is_part = selection is not None and bool(selection.dropped)
     decoded = reading.decode(ours, theirs, reader.tensors, all_settings, config or {}, is_part=is_part)
     head = True if tied else heads.tied_by(config or {}, shapes)
@@ -141,7 +143,7 @@ def make(
         **back.get("settings", {}),
         **(settings or {}),
     }
-    # A file, and a folder of Orbax or DCP, has no config.json next to it: its manifest has what that would tell.
+    # A file, and a folder of Orbax or DCP, has no config.json next to it: its manifest has those settings.
     own_sizes, sizes = (
         {} if is_folder else {name: value for name, value in taken.items() if name in (*layout.settings, *layout.sizes)}
         for layout, taken in (

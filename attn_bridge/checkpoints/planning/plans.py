@@ -93,7 +93,7 @@ class Plan:
         carried: tensors of the same kind kept by earlier conversions that are still of use.
         files: names of the source's accompanying files that are copied, such as its tokenizer's.
         selection: which tensors of the source are taken, and the prefixes that their names lost.
-        sizes: settings that names and shapes of the target don't tell, where no config.json will be next to it.
+        sizes: settings that names and shapes of the target don't determine, if no config.json will be next to it.
     """
 
     source: Path
@@ -116,7 +116,7 @@ class Plan:
     carried: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     selection: Selection = dataclasses.field(default_factory=Selection)
-    sizes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    sizes: dict[str, object] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def nbytes(self) -> int:

@@ -128,13 +128,13 @@ def find(reader: Reader, config: Mapping[str, object]) -> list[CompressedTensor]
     Raises:
         CheckpointError: tensors that don't match each other.
     """
-    found = []
+    tensors = []
     for name, info in reader.tensors.items():
         stem = name.removesuffix(PACKED).removesuffix(PLAIN)
         is_plain = name.endswith(PLAIN) and stem + SCALE in reader.tensors and info.dtype in ("int8", "uint8")
         if name.endswith(PACKED) or is_plain:
-            found.append(_tensor(reader, stem, info, config))
-    return found
+            tensors.append(_tensor(reader, stem, info, config))
+    return tensors
 
 
 def _tensor(reader: Reader, stem: str, numbers: TensorInfo, config: Mapping[str, object]) -> CompressedTensor:
@@ -201,7 +201,7 @@ def _of_integers(
 
 
 def _shape(reader: Reader, numbers: TensorInfo, size: TensorInfo | None) -> tuple[int, int]:
-    """Return rows and columns, which a tensor gives beside packed words."""
+    """Return rows and columns; those of packed words are in a tensor next to them."""
     if numbers.dtype == "int8":
         return numbers.shape[0], numbers.shape[1]
     if size is None or size.shape != (2,) or size.dtype not in ("int32", "int64"):
@@ -233,10 +233,10 @@ def _block(
     """Return rows and columns per scale."""
     path = reader.path
     rows, columns = max(shape[0], 1), max(shape[1], 1)
-    given = block_structure(config, shape, scales.shape)
+    structure = block_structure(config, shape, scales.shape)
     count = scales.shape[1] if len(scales.shape) == 2 else 0
     even = [(1, columns // count)] if count and columns % count == 0 else []
-    for high, wide in [(rows, columns), (1, columns), *([given] if given else []), *even]:
+    for high, wide in [(rows, columns), (1, columns), *([structure] if structure else []), *even]:
         if scales.shape == (-(-rows // high), -(-columns // wide)) or (
             math.prod(scales.shape) == 1 == -(-rows // high) * -(-columns // wide)
         ):
