@@ -78,9 +78,8 @@ class GroupedQueryAttention(Layer):
             self.v_norm = RMSNorm(config.head_dim, config.value_norm, affine=False, **options)
         if config.sinks:
             self.sinks = nnx.Param(jnp.zeros(config.num_heads, param_dtype))
-        if config.has_table:
-            shape = (config.position.num_buckets, config.num_heads)
-            self.relative_bias = nnx.Param(jnp.zeros(shape, param_dtype))
+        if config.own_table is not None:
+            self.relative_bias = nnx.Param(jnp.zeros(config.own_table, param_dtype))
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @typed_as(GroupedAttentionCall)

@@ -77,16 +77,15 @@ class GroupedQueryAttention(Layer):
             self.v_norm = RMSNorm(config.head_dim, config.value_norm, affine=False, **options)
         if config.sinks:
             self.sinks = nn.Parameter(torch.zeros(config.num_heads, device=device, dtype=dtype))
-        if config.has_table:
-            shape = (config.position.num_buckets, config.num_heads)
-            self.relative_bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+        if config.own_table is not None:
+            self.relative_bias = nn.Parameter(torch.zeros(config.own_table, device=device, dtype=dtype))
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @torch.no_grad()
     def _reset_own(self) -> None:
         if self.config.sinks:
             self.sinks.zero_()
-        if self.config.has_table:
+        if self.config.own_table is not None:
             self.relative_bias.zero_()
 
     __call__: GroupedAttentionCall

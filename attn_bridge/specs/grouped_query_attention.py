@@ -195,9 +195,10 @@ class GroupedQueryAttentionConfig(Config):
         return {"emb_dim": width, "eps": norm.eps, "unit_offset": norm.unit_offset, "affine": norm.affine}
 
     @property
-    def has_table(self) -> bool:
-        """Whether the layer learns a table of relative biases."""
-        return isinstance(self.position, RelativeBias) and not self.position.shared
+    def own_table(self) -> tuple[int, int] | None:
+        """Shape of the table of relative biases that the layer learns, buckets and heads; None without one."""
+        position = self.position if isinstance(self.position, RelativeBias) else None
+        return None if position is None or position.shared else (position.num_buckets, self.num_heads)
 
     @property
     def takes_table(self) -> bool:
@@ -260,11 +261,7 @@ class GroupedQueryAttentionConfig(Config):
                 for row in below(name, norm.parameters)
             ),
             *((vector("sinks", self.num_heads, "heads"),) if self.sinks else ()),
-            *(
-                (matrix("relative_bias", self.position.num_buckets, self.num_heads, ("buckets", heads)),)
-                if self.has_table
-                else ()
-            ),
+            *((matrix("relative_bias", *self.own_table, ("buckets", heads)),) if self.own_table is not None else ()),
         )
 
 

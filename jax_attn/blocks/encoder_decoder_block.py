@@ -63,8 +63,13 @@ class EncoderDecoderBlock(nnx.Module):
             relative_bias: table of the first block, if the attention's `RelativeBias` is shared.
         """
         own, other = (None, None) if cache is None else cache
-        arguments = {"attention_mask": attention_mask, "positions": positions, "relative_bias": relative_bias}
-        attended = self.att(self._before("norm1", x), **arguments, cache=own)
+        attended = self.att(
+            self._before("norm1", x),
+            attention_mask=attention_mask,
+            positions=positions,
+            cache=own,
+            relative_bias=relative_bias,
+        )
         if cache is not None:
             attended, own = attended
         x = self._add("norm1", x, attended)

@@ -69,8 +69,13 @@ class EncoderDecoderBlock(Layer):
         """
         caches: tuple[Any, Any] = (None, None) if cache is None else cache
         own, other = caches
-        arguments = {"attention_mask": attention_mask, "positions": positions, "relative_bias": relative_bias}
-        attended = self.att(self._before("norm1", x), **arguments, cache=own)
+        attended = self.att(
+            self._before("norm1", x),
+            attention_mask=attention_mask,
+            positions=positions,
+            cache=own,
+            relative_bias=relative_bias,
+        )
         if cache is not None:
             attended, own = attended
         x = self._add("norm1", x, attended)

@@ -105,7 +105,7 @@ def convert(
     hf-afmoe, hf-apertus, hf-arcee, hf-aria-text, hf-axk1, hf-bert-decoder, hf-bert-generation, hf-big-bird,
     hf-bigbird-pegasus, hf-biogpt, hf-blenderbot,
     hf-blenderbot-small,
-    hf-codegen, hf-cohere, hf-data2vec-text, hf-dots1, hf-electra, hf-ernie, hf-ernie4-5-moe,
+    hf-codegen, hf-cohere, hf-ctrl, hf-data2vec-text, hf-dots1, hf-electra, hf-ernie, hf-ernie4-5-moe,
     hf-exaone-moe, hf-falcon, hf-flex-olmo, hf-flint, hf-glm, hf-glm4, hf-glm4-moe, hf-gpt-bigcode,
     hf-gpt-neo, hf-gpt-neox, hf-gpt-neox-japanese, hf-gptj, hf-granite-swa, hf-granitemoe, hf-granitemoe-swa,
     hf-granitemoeshared,

@@ -190,8 +190,10 @@ class FamilyReader:
         options = {"norm": True, **self.part(config, "model")}
         if not options.pop("scale_switch", True):
             options.pop("embedding_scale", None)
-        norms = [name for name in ("norm", "embedding_norm", "head_norm") if name in options]
-        return {**options, **{name: self._norm(config) if options[name] else None for name in norms}}
+        for name in ("norm", "embedding_norm", "head_norm"):
+            if name in options:
+                options[name] = self._norm(config, f"last_{name}") if options[name] else None
+        return options
 
     def kind(self, config: ConfigFile, layer: int) -> str:
         """Return the kind of a layer: with a window, or without.
@@ -278,8 +280,8 @@ class FamilyReader:
             if config.get(key) is None:
                 raise ValueError(f"{key} (null) of {config.model_type} is not supported, only a value")
 
-    def _norm(self, config: ConfigFile) -> RMSNormConfig | LayerNormConfig:
-        options = self.part(config, "norm")
+    def _norm(self, config: ConfigFile, own: str = "") -> RMSNormConfig | LayerNormConfig:
+        options = self.part(config, "norm") | self.part(config, own)
         kind = RMSNormConfig if options.pop("kind") == "rms" else LayerNormConfig
         return kind(config.integer("hidden_size"), **options)
 
@@ -358,6 +360,7 @@ class FamilyReader:
             "temperature": getattr(attention, "temperature", None),
             "position": attention.position,
             "norm": first.norm,
+            "last_norm": config.norm,
             "block": first,
             "model": config,
             "layers": types.SimpleNamespace(

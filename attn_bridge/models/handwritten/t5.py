@@ -98,9 +98,9 @@ def _stack(config: ConfigFile, side: str) -> StackConfig:
         raise ValueError(f"{key} ({layers}) of {config.model_type} must be at most {MAX_LAYERS}")
     first = _attention(config, is_decoder=side == "decoder")
     norm = RMSNormConfig(first.d_in, config.number("layer_norm_epsilon"))
-    sizes = {"num_heads": first.num_heads, "head_dim": first.head_dim}
-    cross = CrossAttentionConfig(first.d_in, **sizes, scale=1.0, dropout=rate) if side == "decoder" else None
-    block = EncoderDecoderBlockConfig(first, _feed_forward(config, rate), norm, cross, dropout=rate)
+    cross = CrossAttentionConfig(first.d_in, first.num_heads, head_dim=first.head_dim, scale=1.0, dropout=first.dropout)
+    feed_forward = _feed_forward(config, rate)
+    block = EncoderDecoderBlockConfig(first, feed_forward, norm, cross if side == "decoder" else None, dropout=rate)
     later = block
     if config.model_type != "umt5":
         shared = dataclasses.replace(first.position, shared=True)  # type: ignore[type-var]  # of `_attention`

@@ -74,6 +74,12 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         rest = {name: source for name, source in fields.items() if name != "model.position_offset"}
         table = {"model.num_positions": KeySource(key=fields["model.num_positions"].key)}
         yield "positions not offset", dataclasses.replace(description, fields=rest | table)
+    if "model.sinusoids" in fields:
+        other = {"transformer": "tensor2tensor", "tensor2tensor": "transformer"}
+        yield "other waves", constant("model.sinusoids", other[fields["model.sinusoids"].value])
+        yield "sines from another position", constant("model.position_offset", 1)
+    if "last_norm.eps" in fields:
+        yield "eps of the last norm everywhere", with_field("norm.eps", fields["last_norm.eps"])
     if "model.norm_tokens" in fields:
         yield "positions in the norm", with_field("model.norm_tokens", None)
     if "model.head_activation" in fields:

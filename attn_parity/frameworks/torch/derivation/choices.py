@@ -96,7 +96,9 @@ def _norms(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
         yield alternatives(*({**bare, "norm.kind": constant(kind)} for kind in ("layer", "rms")))
     else:
         yield alternatives(layer, from_one) if is_layer else alternatives(rms, offset, layer)
-    yield alternatives(*({"norm.eps": one} for one in eps))
+    own = _own_eps(subject, parts, key) if key else None
+    last = [{"norm.eps": constant(own), "last_norm.eps": eps[0]}] if own is not None else []
+    yield alternatives(*last, *({"norm.eps": one} for one in eps))
     child, names = parts.attention
     if parts.has_bare_norms:
         bare = {"qk_norm.affine": constant(False), "qk_norm.eps": eps[0]}
@@ -108,6 +110,13 @@ def _norms(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
         plain = {**plain, "qk_norm.kind": constant("layer")} if parts.has_shifts("q_norm") else plain
         rotated = ({**plain, "qk_norm.rotated": constant(True)},) if scope == "head" else ()
         yield alternatives(plain, {**plain, "qk_norm.unit_offset": constant(True)}, *rotated)
+
+
+def _own_eps(subject: ModelClass, parts: Structure, key: str) -> float | None:
+    """Return the constant of the blocks' norms where it is another than the key's, which the last norm has (CTRL)."""
+    block = subject.instance(subject.keys()).get_submodule(f"{parts.front}{parts.layers}.0")
+    eps = getattr(block.get_submodule(parts.norms[0]), "eps", None) if parts.norms else None
+    return eps if isinstance(eps, float) and eps != subject.usual(key) else None
 
 
 def _positions(subject: ModelClass, parts: Structure) -> Iterator[Choice]:

@@ -23,9 +23,9 @@ from .outside import Outside
 from .subject import LAYERS, LONG, DerivationError, ModelClass
 
 ATTENTION = {
-    "W_query": ("q_proj", "query", "wq"),
-    "W_key": ("k_proj", "key", "wk"),
-    "W_value": ("v_proj", "value", "wv"),
+    "W_query": ("q_proj", "query", "wq", "Wq"),
+    "W_key": ("k_proj", "key", "wk", "Wk"),
+    "W_value": ("v_proj", "value", "wv", "Wv"),
     "out_proj": ("o_proj", "out_proj", "output.dense", "dense", "c_proj", "wo"),
     "fused": ("qkv_proj", "query_key_value", "Wqkv", "c_attn"),
     "q_norm": ("q_norm", "q_layernorm", "query_layernorm"),
@@ -34,8 +34,8 @@ ATTENTION = {
 }
 FEED_FORWARD = {
     "gate": ("gate_proj", "w1"),
-    "up": ("up_proj", "w3", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "intermediate.dense"),
-    "down": ("down_proj", "w2", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "output.dense"),
+    "up": ("up_proj", "w3", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "intermediate.dense", "ffn.0"),
+    "down": ("down_proj", "w2", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "output.dense", "ffn.2"),
     "gate_up": ("gate_up_proj",),
     "activation": ("act_fn",),
 }
