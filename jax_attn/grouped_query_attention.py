@@ -213,12 +213,12 @@ class GroupedQueryAttention(Layer):
             gate = jax.nn.sigmoid(logits)
         return repeat(gate, "b t h -> b t (h c)", c=config.head_dim) if by_head else gate
 
-    def _table(self, given: Float[Array, "buckets h"] | None) -> Float[Array, "buckets h"] | None:
-        """Return the table of relative biases, its own or the given one; None without one."""
-        config, shape = self.config, None if given is None else tuple(given.shape)
+    def _table(self, lent: Float[Array, "buckets h"] | None) -> Float[Array, "buckets h"] | None:
+        """Return the table of relative biases, its own or that of an earlier layer; None without one."""
+        config, shape = self.config, None if lent is None else tuple(lent.shape)
         if isinstance(config.position, RelativeBias):
             validation.check_table(config.takes_table, shape, (config.position.num_buckets, config.num_heads))
-            return given if config.takes_table else self.relative_bias[...]
+            return lent if config.takes_table else self.relative_bias[...]
         validation.check_table(False, shape, None)
         return None
 

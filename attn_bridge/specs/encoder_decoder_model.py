@@ -156,8 +156,8 @@ class StackConfig(Config):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        given = (name for name in ("num_positions", "vocab_size") if getattr(self, name) is not None)
-        self._require_positive_ints("emb_dim", *given)
+        optional = (name for name in ("num_positions", "vocab_size") if getattr(self, name) is not None)
+        self._require_positive_ints("emb_dim", *optional)
         if isinstance(self.position_offset, bool) or not isinstance(self.position_offset, int):
             raise TypeError(f"position_offset must be an integer, got {type(self.position_offset).__name__}")
         if self.position_offset < 0:

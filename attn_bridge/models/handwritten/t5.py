@@ -102,17 +102,16 @@ def _stack(config: ConfigFile, side: str) -> StackConfig:
     feed_forward = _feed_forward(config, rate)
     block = EncoderDecoderBlockConfig(first, feed_forward, norm, cross if side == "decoder" else None, dropout=rate)
     later = block
-    if config.model_type != "umt5":
-        shared = dataclasses.replace(first.position, shared=True)  # type: ignore[type-var]  # of `_attention`
-        later = block.replace(attention=first.replace(position=shared))
+    if config.model_type != "umt5" and isinstance(first.position, RelativeBias):
+        later = block.replace(attention=first.replace(position=dataclasses.replace(first.position, shared=True)))
     return StackConfig(first.d_in, (block, *(later,) * (layers - 1)), None, norm=norm, dropout=rate)
 
 
 def read_pair(config: ConfigFile, names: Collection[str]) -> EncoderDecoderConfig:
     """Return a whole model, as `transformers` 5 runs it.
 
-    It ties the head unless the file has one, and saves that it is tied even then. The logits of UMT5 are always scaled,
-    those of mT5 never, and those of T5 unless a key says that the head is not tied.
+    The head is tied unless the file has one; ``tie_word_embeddings`` may be true even then. The logits of UMT5 are
+    always scaled, those of mT5 never, and those of T5 by ``scale_decoder_outputs``, or else by that key.
     """
     for key, value in {"is_encoder_decoder": True, "is_decoder": False}.items():
         config.refuse(key, value, None)
