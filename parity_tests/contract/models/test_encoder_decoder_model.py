@@ -23,6 +23,7 @@ from attn_bridge.specs import (
     FeedForwardConfig,
     GroupedQueryAttentionConfig,
     LayerNormConfig,
+    RelativeBias,
     RMSNormConfig,
     StackConfig,
 )
@@ -411,3 +412,30 @@ def test_a_folder_keeps_its_dtype(backend, tmp_path, dtype):
     assert found.dtype == wanted.dtype == dtype
     np.testing.assert_array_equal(found, wanted)
     assert np.ptp(wanted.astype("f4")) > 1
+
+
+def test_a_table_of_biases_is_given_to_the_attention_that_shares_one_and_to_no_other(backend):
+    x, table = np.ones((1, 3, 8), np.float32), np.arange(16, dtype=np.float32).reshape(8, 2) / 7
+    own = GroupedQueryAttentionConfig(8, 2, position=RelativeBias(8, 9), scale=1.0)
+    shared = own.replace(position=RelativeBias(8, 9, shared=True))
+    random = np.random.default_rng(2)
+    arrays = {row.rule.torch: random.normal(size=row.shape).astype("f4") for row in shared.parameters}
+    layers = {
+        kind: backend.build("GroupedQueryAttention", config=config)
+        for kind, config in {"own": own, "shared": shared, "none": own.replace(position=None)}.items()
+    }
+    for kind, layer in layers.items():
+        backend.load(layer, {**arrays, **({"relative_bias": table} if kind == "own" else {})})
+    found = layers["shared"](backend.as_argument(x), relative_bias=backend.as_argument(table))
+    wanted = layers["own"](backend.as_argument(x))
+    found, wanted = (one.detach() if hasattr(one, "detach") else one for one in (found, wanted))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    for kind, given, message in (
+        ("shared", None, "relative_bias must be given to attention whose position shares it"),
+        ("own", table, "relative_bias must be None: no position shares it"),
+        ("none", table, "relative_bias must be None: no position shares it"),
+        ("shared", table.T, "relative_bias must have shape (num_buckets, num_heads) = (8, 2), got (2, 8)"),
+    ):
+        bias = None if given is None else backend.as_argument(given)
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            layers[kind](backend.as_argument(x), relative_bias=bias)

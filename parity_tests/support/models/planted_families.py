@@ -47,7 +47,7 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
             "mean not taken off",
             dataclasses.replace(description, fields={**rest, "norm.kind": KeySource(value="rms")}),
         )
-    yield "eps not read", constant("norm.eps", 1e-6)
+    yield "eps not read", constant("last_norm.eps" if "last_norm.eps" in fields else "norm.eps", 1e-6)
     if "qk_norm.kind" in fields:
         rows = tuple(row for row in description.rows if not row.ours[0].endswith(("q_norm.shift", "k_norm.shift")))
         yield "mean of q and k not taken off", dataclasses.replace(with_field("qk_norm.kind", None), rows=rows)

@@ -99,6 +99,8 @@ PLANTED = {f"{name}: {fault}": (name, wrong) for name in BY_NAME for fault, wron
 del PLANTED["solar_open: rotary part"], PLANTED["mellum: rotary part"]
 # Sparse blocks begin beyond the length of the samples.
 del PLANTED["big_bird: attention_type not refused"]
+# Samples of the proof have no tokens of padding, whose row of zeros such a token would move to a position.
+del PLANTED["xglm: pad_token_id not refused"]
 # transformers refuses the other value as well, or can't run it, so that no instance shows a difference.
 del PLANTED["laguna: moe_apply_router_weight_on_input not refused"]
 del PLANTED["gpt_bigcode: add_cross_attention not refused"], PLANTED["phi: qk_layernorm not refused"]
