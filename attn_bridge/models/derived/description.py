@@ -23,7 +23,7 @@ _ROW_DEFAULTS: dict[str, object] = {
 }
 """Attribute of a `Row` that a file may hold next to the names -> its default."""
 
-_LISTS = ("prefixes", "pattern", "first", "last", "required", "libraries", "further_types")
+_LISTS = ("prefixes", "pattern", "first", "last", "required", "libraries", "further_types", "scalings")
 """Attributes of a description that are lists of names."""
 
 
@@ -96,16 +96,20 @@ class Description:
         aliases: other names of a key that files have.
         keys: usual key -> the key that holds its value, where the usual one is about another part of the model, as the
             encoder in front of a decoder.
+        written: usual key -> the name that it is written under, one of its aliases.
         fields: field of ours, as ``part.name`` -> its source.
         pattern: kinds of the layers where a config has no ``layer_types``, repeated over all layers.
         first: kinds of the first layers, which go before the pattern.
         last: kinds of the last layers, likewise.
         fixed: key with an effect that no field of ours has -> its proven values.
+        unless: key of `fixed` -> other key -> its values that leave the former without effect.
         fixed_pattern: likewise, keys that matter only where a config has no ``layer_types``.
         same: key that is null or the same as another -> that one, such as the width of embeddings and of the model.
         required: keys that must not be null.
         libraries: other libraries with files of the family, by the names of their tables of attention ("meta").
         further_types: further ``model_type`` names that are read as the same family, and never written.
+        scalings: the types of scaled positions that `transformers` takes, of heads that share the width of the model;
+            () takes all.
         even_heads: whether `transformers` has no model whose number of heads does not divide the width.
         renamed: key -> value in files -> the value that `transformers` reads it as.
         proof: versions, and the counts of comparisons; empty for data written by hand, which the tests prove.
@@ -119,16 +123,19 @@ class Description:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    written: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, KeySource] = dataclasses.field(default_factory=dict)
     pattern: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    unless: Mapping[str, Mapping[str, list[Any]]] = dataclasses.field(default_factory=dict)
     fixed_pattern: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
     same: Mapping[str, str] = dataclasses.field(default_factory=dict)
     required: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
     further_types: tuple[str, ...] = ()
+    scalings: tuple[str, ...] = ()
     even_heads: bool = False
     renamed: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     proof: Mapping[str, Value] = dataclasses.field(default_factory=dict)
@@ -200,7 +207,9 @@ def _lines(description: Description) -> Iterator[str]:
         "defaults": description.defaults,
         "renamed": description.renamed,
         "same": description.same,
+        "unless": description.unless,
         "keys": description.keys,
+        "written": description.written,
         "aliases": {key: list(names) for key, names in description.aliases.items()},
         **{
             name: {key: [json.dumps(value) for value in values] for key, values in getattr(description, name).items()}

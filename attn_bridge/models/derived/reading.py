@@ -27,7 +27,6 @@ from ..handwritten.grouped import (
     check_even_heads,
     is_rotated,
     mask_of,
-    read_sizes,
     rotary_by_kind,
     write_heads,
     write_windows,
@@ -118,25 +117,24 @@ class FamilyReader:
         if not qk_norm.pop("switch", True):
             qk_norm = {}
         temperature = self.part(config, "temperature")
-        sizes = read_sizes(config)
-        if "attention.head_dim" not in self.description.fields:
-            sizes["head_dim"] = None
+        sizes: dict[str, Any] = {
+            "d_in": config.integer("hidden_size"),
+            "num_heads": config.integer("num_attention_heads"),
+            "dropout": config.number_or_none("attention_dropout") or 0.0,
+        }
         fields, options = self.description.fields, self.part(config, "attention")
+        scaled, by_layer = options.pop("scaled", True), options.pop("scaled_by_layer", False)
         if options.pop("last_out_bias", False):
             options["out_bias"] = layer == config.integer("num_hidden_layers") - 1
         if "layers.heads" in fields:
             sizes["num_heads"] = runs.read_number(config, fields["layers.heads"].key, layer, sizes["num_heads"])
-        sizes["num_kv_heads"] = (
-            self.value(config, "attention.num_kv_heads") if "attention.num_kv_heads" in fields else None
-        )
+        head_dim = options.get("head_dim") or _shared_width(config)
+        if not scaled or by_layer:
+            options["scale"] = (head_dim**-0.5 if scaled else 1.0) / (layer + 1 if by_layer else 1)
         spec = GroupedQueryAttentionConfig(
             **sizes,
-            **{name: value for name, value in options.items() if name not in sizes},
-            position=self._position(
-                config, kind, _shared_width(config) if sizes["head_dim"] is None else sizes["head_dim"]
-            )
-            if self._turns(config, layer)
-            else None,
+            **options,
+            position=self._position(config, kind, head_dim) if self._turns(config, layer) else None,
             qk_norm=QKNorm(**qk_norm) if qk_norm else None,
             temperature=Temperature(**temperature) if temperature else None,
             mask=mask_of(config, layer, kind),
@@ -273,7 +271,10 @@ class FamilyReader:
 
     def _refuse(self, config: ConfigFile) -> None:
         for key, accepted in self.description.fixed.items():
-            config.refuse(key, *accepted)
+            without_effect = self.description.unless.get(key, {})
+            has_effect = not any(config.get(other) in values for other, values in without_effect.items())
+            if has_effect or not isinstance(config.get(key), bool):
+                config.refuse(key, *accepted)
         for key, other in self.description.same.items():
             config.refuse(key, None, config.get(other))
         for key in self.description.required:
@@ -299,7 +300,7 @@ class FamilyReader:
             return read_nested_rotary(config, width, kind, **options)
         if options.pop("by_kind", False):
             return read_rotary_by_kind(config, width, kind, **options)
-        return read_rotary(config, width, kind, **options)
+        return read_rotary(config, width, kind, renamed=self.description.renamed.get("rope_type"), **options)
 
     def _turns(self, config: ConfigFile, layer: int) -> bool:
         """Return whether a layer has rotary positions, in families that switch them by layer."""
@@ -370,6 +371,7 @@ class FamilyReader:
             **experts.written_parts(config),
         }
         rotary = self._write_rotary(config, width)
+        self._check_scaling(config, rotary, width)
         written = {
             **write_sizes(config),
             **heads,
@@ -392,10 +394,15 @@ class FamilyReader:
             )
         if "qk_norm.switch" in self.description.fields:
             written[self.description.fields["qk_norm.switch"].key] = getattr(attention, "qk_norm", None) is not None
+        if "attention.scaled" in self.description.fields:
+            scales = [getattr(one.attention, "scale", None) for one in config.blocks]
+            written[self.description.fields["attention.scaled"].key] = width == 1 or scales[0] != 1.0
+            written[self.description.fields["attention.scaled_by_layer"].key] = len(set(scales)) > 1
         if "model.scale_switch" in self.description.fields:
             written[self.description.fields["model.scale_switch"].key] = config.embedding_scale != 1.0
-        if "attention.head_dim" not in self.description.fields:
-            written.pop("head_dim", None)
+        for field, key in (("head_dim", "head_dim"), ("num_kv_heads", "num_key_value_heads")):
+            if f"attention.{field}" not in self.description.fields and latent.LATENT_DIM not in self.description.fields:
+                written.pop(key, None)
         for field, source in self.description.fields.items():
             part, _, name = field.partition(".")
             value = getattr(parts.get(part), name, None)
@@ -416,7 +423,7 @@ class FamilyReader:
         scaling = {**(written.get("rope_scaling") or {"rope_type": "default"})}
         scaling |= {key.removeprefix(_ROTARY): value for key, value in inner.items()}
         written |= {"rope_scaling": scaling} if inner else {}
-        names = self.description.keys
+        names = {**self.description.keys, **self.description.written}
         kind = self.description.model_type
         alone = {"is_decoder": True, "is_encoder_decoder": False} if kind in multimodal.DECODERS else {}
         keys = {"model_type": kind, **alone, **written}
@@ -475,7 +482,18 @@ class FamilyReader:
                 return write_nested(by_kind, partial)
             values = {name: self.description.fields.get(f"position.{name}") for name in ("theta", "local_key")}
             return write_rotary_by_kind(by_kind, **{name: one.value for name, one in values.items() if one})
-        return write_rotary(first, partial)
+        keys = write_rotary(first, partial)
+        context = getattr(getattr(first, "scaling", None), "original_context", None)
+        if context is not None and _CONTEXT in self.description.defaults:
+            keys[_CONTEXT] = context
+        return keys
+
+    def _check_scaling(self, config: DecoderConfig, rotary: dict[str, Any], width: int) -> None:
+        """Refuse scaled positions that the class has no name for, or only for heads that share the model's width."""
+        scaling, allowed = rotary.get("rope_scaling"), self.description.scalings
+        heads = attention_of(config, GroupedQueryAttentionConfig).num_heads if allowed else 0
+        if scaling and allowed and (scaling["rope_type"] not in allowed or width != config.emb_dim // heads):
+            raise ValueError(f"scaling ({scaling['rope_type']}, heads of {width}) can't be said there")
 
 
 def _written(name: str, value: Any, source: KeySource) -> object:
@@ -490,11 +508,15 @@ _OF_WIDTH = ("window", "window or types")
 _FIRST_WITH_WINDOW = "max_window_layers"
 """Key of the first layer with a window, in spite of its name."""
 
+_CONTEXT = "original_max_position_embeddings"
+"""Key of the length that positions are scaled from, next to those of positions."""
+
 _ROTARY, _SCALING = "rope_parameters.", "rope_scaling."
 """Beginnings of keys of rotary positions, by their newer and their older name."""
 
 _ACTIVATED = ("activation", "head_activation")
-_FLAGS = ("qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias", "switch", "scale_switch")
+_SWITCHES = ("switch", "scale_switch", "scaled", "scaled_by_layer")
+_FLAGS = (*_SWITCHES, "qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias")
 _COUNTS = ("shared", "first", "last", "step")
 _OPTIONAL = ("scale", "softcap", "logit_softcap", "clip")
 _READ: dict[str, Callable[[ConfigFile, str], object]] = {
@@ -504,6 +526,7 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
     **dict.fromkeys(("types", "dense"), ConfigFile.get),
     "rate": ConfigFile.number,
+    "dropout": lambda config, key: config.number_or_none(key) or 0.0,
     "interval": ConfigFile.integer,
     "head_dim": ConfigFile.integer_or_none,
     **dict.fromkeys(("num_kv_heads", "query_dim"), ConfigFile.integer_or_none),

@@ -21,7 +21,6 @@ from ...specs.encoder_decoder_model import EncoderDecoderConfig
 from ..derived import known
 from ..family import AttentionLayer, Family
 from ..handwritten import (
-    bloom,
     cohere2_moe,
     deepseek,
     diffllama,
@@ -29,7 +28,6 @@ from ..handwritten import (
     falcon_h1,
     gemma3n,
     gemma4,
-    gpt2,
     gpt_oss,
     granite_hybrid,
     jamba,
@@ -41,7 +39,6 @@ from ..handwritten import (
     minimax,
     nemotron_h,
     olmo_hybrid,
-    phi3,
     qwen3_next,
     t5,
 )
@@ -69,9 +66,6 @@ HAND_WRITTEN: tuple[Any, ...] = (
     gemma3n,
     gemma4,
     gpt_oss,
-    bloom,
-    gpt2,
-    phi3,
     qwen3_next,
     mamba2,
     mamba,

@@ -6,20 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...printable import printable
-from ...specs.blocks.feed_forward import FeedForwardConfig
-from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.gpt_model import GPTModelConfig
-from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ...specs.layer_norm import LayerNormConfig
 from ...weights.placements import Shape
 from ...weights.rows import Row
-from ..family import AttentionLayer, Family
 from ..layout import Layout
-from ..reading.decoders import NAMES, activation_of, attention_of, feed_forward_of
-from ..reading.model_config import ConfigFile
 from ..rows.attention import Table, below
 from ..rows.common import TIE, is_causal_mask, is_hugely_negative, layer_norm, with_bias
-from .grouped import attention_layer
 
 _PARTS = ("query", "key", "value")
 
@@ -30,80 +22,6 @@ TABLE: Table = (
     Row("bias", reason="a causal mask, which our modules compute", check=is_causal_mask),
     Row("masked_bias", reason="the number that masked scores are set to", check=is_hugely_negative),
 )
-
-
-def read_gpt2(config: ConfigFile, layer: int) -> AttentionLayer:
-    """Return a layer of GPT-2."""
-    config.refuse("add_cross_attention", False, None)
-    width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    spec = GroupedQueryAttentionConfig(
-        d_in=width,
-        num_heads=heads,
-        qkv_bias=True,
-        out_bias=True,
-        scale=_scale(config, layer, width // heads),
-        dropout=config.number_or_none("attn_pdrop") or 0.0,
-    )
-    return attention_layer(layer, spec, {"transformers": TABLE}, prefix=f"transformer.h.{layer}.attn.")
-
-
-def _scale(config: ConfigFile, layer: int, head_dim: int) -> float:
-    """Return the factor of the scores, which in some models decreases with the layer's index (arXiv 2108.06084)."""
-    scale = head_dim**-0.5 if config.flag("scale_attn_weights") else 1.0
-    return scale / (layer + 1) if config.flag("scale_attn_by_inverse_layer_idx") else scale
-
-
-def _norm(config: ConfigFile) -> LayerNormConfig:
-    return LayerNormConfig(config.integer("hidden_size"), config.number("layer_norm_epsilon"))
-
-
-def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
-    """Return a block of GPT-2; its feed-forward layers are four times the width by default."""
-    width = config.integer("hidden_size")
-    hidden = config.integer_or_none("n_inner") or 4 * width
-    activation = activation_of(config, "activation_function")
-    feed_forward = FeedForwardConfig(width, hidden, activation, gated=False, bias=True)
-    rate = config.number_or_none("resid_pdrop") or 0.0
-    return DecoderBlockConfig(attention, feed_forward, _norm(config), dropout=rate)
-
-
-def _model(config: ConfigFile) -> dict[str, object]:
-    """Return the rest of a model: a table of positions, a final norm, a head that is usually tied."""
-    return {
-        "norm": _norm(config),
-        "num_positions": config.integer("max_position_embeddings"),
-        "tie": config.flag("tie_word_embeddings"),
-        "dropout": config.number_or_none("embd_pdrop") or 0.0,
-    }
-
-
-def write_gpt2(config: DecoderConfig, model_type: str) -> dict[str, object]:
-    """Return the keys of GPT-2."""
-    attention, layers = attention_of(config, GroupedQueryAttentionConfig), feed_forward_of(config, FeedForwardConfig)
-    return {
-        "vocab_size": config.vocab_size,
-        "n_positions": config.num_positions,
-        "n_embd": config.emb_dim,
-        "n_layer": len(config.blocks),
-        "n_head": attention.num_heads,
-        "n_inner": layers.hidden_dim,
-        **_write_scale(config, attention),
-        "activation_function": {"gelu_tanh": "gelu_new"}.get(layers.activation, NAMES[layers.activation]),
-        "layer_norm_epsilon": config.blocks[0].norm.eps,
-        "attn_pdrop": attention.dropout,
-        "resid_pdrop": config.blocks[0].dropout,
-        "embd_pdrop": config.dropout,
-        "tie_word_embeddings": config.tie,
-    }
-
-
-def _write_scale(config: DecoderConfig, attention: GroupedQueryAttentionConfig) -> dict[str, bool]:
-    """Return the keys that `_scale` reads."""
-    scales = [getattr(block.attention, "scale", None) for block in config.blocks]
-    return {
-        "scale_attn_weights": attention.head_dim == 1 or scales[0] != 1.0,
-        "scale_attn_by_inverse_layer_idx": len(set(scales)) > 1,
-    }
 
 
 def write_gpt_model(config: GPTModelConfig, layout: Layout) -> dict[str, Any] | None:
@@ -127,39 +45,6 @@ def write_gpt_model(config: GPTModelConfig, layout: Layout) -> dict[str, Any] | 
 
 MODEL_TYPES = ("gpt2", "gpt-sw3")
 """Model types that `transformers` runs with the classes of GPT-2: its config and its model."""
-
-FAMILIES = (
-    Family(
-        MODEL_TYPES,
-        read_gpt2,
-        {
-            "vocab_size": 50257,
-            "max_position_embeddings": 1024,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "activation_function": "gelu_new",
-            "layer_norm_epsilon": 1e-5,
-            "attn_pdrop": 0.1,
-            "resid_pdrop": 0.1,
-            "embd_pdrop": 0.1,
-            "tie_word_embeddings": True,
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "add_cross_attention": False,
-        },
-        aliases={
-            "hidden_size": ("n_embd",),
-            "num_attention_heads": ("n_head",),
-            "num_hidden_layers": ("n_layer",),
-            "max_position_embeddings": ("n_positions",),
-        },
-        block=_block,
-        model=_model,
-        write=write_gpt2,
-        architecture="GPT2LMHeadModel",
-    ),
-)
 
 BLOCK, OURS = "{prefix}h.{i}.", "trf_blocks.{i}."
 

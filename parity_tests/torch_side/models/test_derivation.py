@@ -111,6 +111,10 @@ del PLANTED["internlm3: qkv_bias not refused"], PLANTED["internlm3: bias not ref
 del PLANTED["qwen2: attention_bias not refused"]
 # Its value is null by default, of which no other is made.
 del PLANTED["gemma2: use_bidirectional_attention not refused"]
+# It takes two keys to have an effect, of which one is changed at a time.
+del PLANTED["bloom: slow_but_exact not refused"]
+# The name stands for itself, and is there for writing alone.
+del PLANTED["gpt2: own names not read"]
 # The family has no dense layer: the rows that the fault exchanges come with a shared layout, and are never used.
 del PLANTED["olmoe: gate order"], PLANTED["mellum: gate order"]
 QUICK = (

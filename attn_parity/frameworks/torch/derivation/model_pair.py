@@ -102,7 +102,9 @@ def pair_with(theirs: nn.Module, reader: FamilyReader, config: DecoderConfig, ke
     """Return an instance, and ours of a config with its weights."""
     state = {name: tensor.detach().numpy() for name, tensor in _state(theirs).items()}
     layout = reader.layout
-    settings = {**layout.read_settings({**reader.description.defaults, **keys}), "prefix": _prefix(layout, state)}
+    aliases = reader.description.aliases
+    defaults = {key: one for key, one in reader.description.defaults.items() if not {*aliases.get(key, ())} & {*keys}}
+    settings = {**layout.read_settings({**defaults, **keys}), "prefix": _prefix(layout, state)}
     _, matches = layout.match(state)
     dropped = {name for name, (row, _) in matches.items() if row.reason}
     shapes = {name: tuple(array.shape) for name, array in state.items() if name not in dropped}

@@ -131,6 +131,7 @@ ALIKE = {
     "kinds of layers": ("mistral", {"layer_types": MIXED}, {"layer_types": MIXED, "model_type": "ministral"}),
     "kinds of layers that are passed over": ("mixtral", {"layer_types": MIXED}, {}),
     "name of a kind": ("qwen2", {"layer_types": ["attention"] * 4}, {}),
+    "slices, of which there is one": ("bloom", {"slow_but_exact": True}, {}),
     "scores in float32": ("gpt2", {"reorder_and_upcast_attn": True}, {}),
 }
 """Case -> ``model_type``, keys, and others that mean the same in `transformers`."""
@@ -168,7 +169,7 @@ REFUSED = {
     "slices": (
         "bloom",
         {"slow_but_exact": True, "pretraining_tp": 2},
-        "slow_but_exact (True) of bloom is not supported, only False",
+        "slow_but_exact (True) of bloom is not supported, only None or False",
     ),
     "part of a head": (
         "llama",
