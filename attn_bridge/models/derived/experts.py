@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...printable import printable
-from ...specs.blocks.feed_forward import Activation, FeedForwardConfig
+from ...specs.blocks.feed_forward import Activation, ClampedGate, FeedForwardConfig
 from ...specs.blocks.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderConfig
 from ..reading.model_config import ConfigFile
@@ -59,7 +59,8 @@ def read_experts(
         width: of the model.
         activation: of every expert.
         values: ``num_experts``, ``top_k``, ``hidden_dim`` of an expert; ``shared``, the width of what every token goes
-            to (0 for nothing, where ``may_lack_shared``), with ``shared_bias`` and ``shared_gate``.
+            to (0 for nothing, where ``may_lack_shared``), with ``shared_bias`` and ``shared_gate``; ``bias`` of an
+            expert, and ``clamp_limit`` and ``clamp_alpha`` of a clipped gate.
         router: arguments of `Router` other than groups.
         groups: arguments of `ExpertGroups`; empty for no groups.
 
@@ -70,8 +71,9 @@ def read_experts(
     if "shared" in values and not shared and not values.get("may_lack_shared"):
         raise ValueError(f"shared layers of width {shared} are not supported there, only of at least 1")
     bias = bool(values.get("shared_bias"))
+    clamp = ClampedGate(values["clamp_limit"], values["clamp_alpha"]) if "clamp_limit" in values else None
     return MixtureOfExpertsConfig(
-        FeedForwardConfig(width, values["hidden_dim"], activation),
+        FeedForwardConfig(width, values["hidden_dim"], activation, bias=bool(values.get("bias")), clamp=clamp),
         values["num_experts"],
         values["top_k"],
         Router(**router, groups=ExpertGroups(**groups) if groups else None),
@@ -95,6 +97,8 @@ def written_parts(config: DecoderConfig) -> dict[str, object]:
             num_experts=mixture.num_experts,
             top_k=mixture.top_k,
             hidden_dim=mixture.expert.hidden_dim,
+            clamp_limit=getattr(mixture.expert.clamp, "limit", None),
+            clamp_alpha=getattr(mixture.expert.clamp, "alpha", None),
             shared=0 if shared is None else shared.hidden_dim,
             shared_bias=None if shared is None else shared.bias,
         ),

@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from ...printable import printable
-from ..handwritten import bloom, deepseek, gemma, gpt2, llama, mixtral, olmo, phi3, qwen3_moe
+from ..handwritten import bloom, deepseek, gemma, gpt2, gpt_oss, llama, mixtral, olmo, phi3, qwen3_moe
 from ..layout import Layout
 from ..reading import multimodal
 from .description import Description, loads
@@ -19,7 +19,7 @@ _BY_HAND = {
     layout.name: layout
     for layout in (
         *(llama.LAYOUT, gemma.LAYOUT, *olmo.LAYOUTS, phi3.LAYOUT),
-        *(mixtral.LAYOUT, qwen3_moe.LAYOUT, deepseek.LAYOUT, bloom.LAYOUT, gpt2.LAYOUT),
+        *(mixtral.LAYOUT, qwen3_moe.LAYOUT, deepseek.LAYOUT, bloom.LAYOUT, gpt2.LAYOUT, gpt_oss.LAYOUT),
     )
 }
 """Layouts that described families may use, and then are listed with."""

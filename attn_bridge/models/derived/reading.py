@@ -21,6 +21,7 @@ from ...specs.position import Alibi, Rotary
 from ...specs.rms_norm import RMSNormConfig
 from ...weights.rows import Row
 from ..family import AttentionLayer, Family
+from ..handwritten import gpt_oss
 from ..handwritten.grouped import (
     KINDS,
     attention_layer,
@@ -146,6 +147,8 @@ class FamilyReader:
         tables: dict[str, Table] = {"transformers": self._table(spec)}
         if "meta" in self.description.libraries and not spec.qkv_bias and not spec.out_bias:
             tables["meta"] = interleaved_rotary(spec.num_heads, spec.num_kv_heads or spec.num_heads)
+        if "openai" in self.description.libraries:
+            tables["openai"] = gpt_oss.OPENAI
         return tables
 
     def _latent(self, config: ConfigFile, layer: int, kind: str) -> AttentionLayer:
@@ -300,6 +303,9 @@ class FamilyReader:
             return read_nested_rotary(config, width, kind, **options)
         if options.pop("by_kind", False):
             return read_rotary_by_kind(config, width, kind, **options)
+        usual = self.description.defaults.get(_POSITIONS)
+        if usual and config.get(_POSITIONS) is None:  # null stands for the default, too
+            config = config.with_given({**config.given, _POSITIONS: usual})
         return read_rotary(config, width, kind, renamed=self.description.renamed.get("rope_type"), **options)
 
     def _turns(self, config: ConfigFile, layer: int) -> bool:
@@ -317,8 +323,8 @@ class FamilyReader:
 
     @property
     def _attention_front(self) -> str:
-        modules = [row.theirs.rpartition(".")[0].rpartition(".")[0] for row in self._attention_rows]
-        first, last = (one.split(".") for one in (min(modules), max(modules)))
+        modules = [row.theirs.split(".")[:-1] for row in self._attention_rows]
+        first, last = min(modules), max(modules)
         shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
         return ".".join(part for part, _ in shared) + "."
 
@@ -480,12 +486,15 @@ class FamilyReader:
             by_kind = rotary_by_kind(config, write_windows(config)["layer_types"])
             if "position.nested" in self.description.fields:
                 return write_nested(by_kind, partial)
-            values = {name: self.description.fields.get(f"position.{name}") for name in ("theta", "local_key")}
-            return write_rotary_by_kind(by_kind, **{name: one.value for name, one in values.items() if one})
+            theta: Any = self.description.fields["position.theta"].value
+            local_key = self.description.fields.get("position.local_key")
+            return write_rotary_by_kind(by_kind, theta, str(local_key.value) if local_key else "")
         keys = write_rotary(first, partial)
         context = getattr(getattr(first, "scaling", None), "original_context", None)
         if context is not None and _CONTEXT in self.description.defaults:
             keys[_CONTEXT] = context
+        if _POSITIONS in self.description.defaults and not keys.get("rope_scaling"):  # the default may scale them
+            return {_POSITIONS: {"rope_type": "default", "rope_theta": keys.get("rope_theta")}}
         return keys
 
     def _check_scaling(self, config: DecoderConfig, rotary: dict[str, Any], width: int) -> None:
@@ -508,10 +517,13 @@ _OF_WIDTH = ("window", "window or types")
 _FIRST_WITH_WINDOW = "max_window_layers"
 """Key of the first layer with a window, in spite of its name."""
 
+_POSITIONS = "rope_parameters"
+"""Key of rotary positions."""
+
 _CONTEXT = "original_max_position_embeddings"
 """Key of the length that positions are scaled from, next to those of positions."""
 
-_ROTARY, _SCALING = "rope_parameters.", "rope_scaling."
+_ROTARY, _SCALING = f"{_POSITIONS}.", "rope_scaling."
 """Beginnings of keys of rotary positions, by their newer and their older name."""
 
 _ACTIVATED = ("activation", "head_activation")

@@ -108,7 +108,7 @@ del PLANTED["trocr: use_learned_position_embeddings not refused"]
 del PLANTED["granite: null of attention_multiplier not refused"]
 # The class has no such key; files for other code have it.
 del PLANTED["internlm3: qkv_bias not refused"], PLANTED["internlm3: bias not refused"]
-del PLANTED["qwen2: attention_bias not refused"]
+del PLANTED["qwen2: attention_bias not refused"], PLANTED["gpt_oss: hidden_act not refused"]
 # Its value is null by default, of which no other is made.
 del PLANTED["gemma2: use_bidirectional_attention not refused"]
 # It takes two keys to have an effect, of which one is changed at a time.

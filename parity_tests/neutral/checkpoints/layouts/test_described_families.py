@@ -130,6 +130,14 @@ def test_a_number_with_an_integer_default_is_written_as_an_integer():
         families.write_config(halves, layouts.find("hf-vaultgemma"))
 
 
+@pytest.mark.parametrize(
+    ("keys", "scaled"), [({}, True), ({"rope_parameters": None}, True), ({"rope_parameters": {}}, False)]
+)
+def test_positions_are_scaled_by_default_where_a_config_has_none(keys, scaled):
+    first = families.find_decoder(tiny("gpt_oss") | keys).blocks[0].attention
+    assert (first.position.scaling is not None) == scaled
+
+
 @pytest.mark.parametrize("name", ["gemma2", "vaultgemma"])
 def test_scale_without_a_number_is_refused(name):
     with pytest.raises(TypeError, match=f"^query_pre_attn_scalar of {name} must be a number, got null$"):
