@@ -428,7 +428,7 @@ def test_a_table_of_biases_is_given_to_the_attention_that_shares_one_and_to_no_o
         backend.load(layer, {**arrays, **({"relative_bias": table} if kind == "own" else {})})
     found = layers["shared"](backend.as_argument(x), relative_bias=backend.as_argument(table))
     wanted = layers["own"](backend.as_argument(x))
-    found, wanted = (one.detach() if hasattr(one, "detach") else one for one in (found, wanted))
+    found, wanted = (np.asarray(one.detach() if hasattr(one, "detach") else one) for one in (found, wanted))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
     for kind, given, message in (
         ("shared", None, "relative_bias must be given to attention whose position shares it"),
