@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
+
 import pytest
 import torch
 
 from torch_attn.parallel import exchange
+from torch_attn.parallel.schemes import recurrent
 from torch_attn.parallel.schemes.balance import Places
 from torch_attn.parallel.schemes.part import Part
 
@@ -63,3 +67,20 @@ def test_rows_of_a_part_are_those_of_its_queries():
     assert part.query.flatten().tolist() == [3, 4]
     assert part.bias.flatten().tolist() == [6, 7, 8, 9]
     assert part.keep is keep, "all queries share it"
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """The sizes of a recurrent layer that devices share."""
+
+    num_heads: int = 6
+    num_groups: int = 4
+    decay_rates: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    replace = dataclasses.replace
+
+
+@pytest.mark.parametrize(("devices", "config"), [(1, Heads()), (2, Heads(3, 2, (4.0, 5.0, 6.0)))])
+def test_a_device_has_its_share_of_the_heads(devices, config):
+    plan = types.SimpleNamespace(size=lambda role: devices)
+    second = types.SimpleNamespace(plan=plan, slice_of=lambda role, size, cut: slice(3, 6) if cut else slice(None))
+    assert recurrent._config_of_heads(Heads(), second) == config
