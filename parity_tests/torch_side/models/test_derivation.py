@@ -94,6 +94,11 @@ def test_right_rows_are_among_the_likeliest(name):
     assert BY_NAME[name].rows in written
 
 
+@pytest.mark.parametrize(("name", "has_sinks"), [("granite_swa", True), ("arcee", False)])
+def test_sinks_of_a_class_are_told_by_its_tensors(name, has_sinks):
+    assert structure.read(subject.find(name)).flags["attention.sinks"].value is has_sinks
+
+
 PLANTED = {f"{name}: {fault}": (name, wrong) for name in BY_NAME for fault, wrong in plants(with_rows(BY_NAME[name]))}
 # These classes can't run heads that turn in part, which alone would tell the two descriptions apart.
 del PLANTED["solar_open: rotary part"], PLANTED["mellum: rotary part"]
