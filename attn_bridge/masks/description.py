@@ -20,6 +20,9 @@ Integers: TypeAlias = Any
 Bools: TypeAlias = Any
 """A bool array, of any backend."""
 
+AnyArray: TypeAlias = Any
+"""An array of any dtype and backend."""
+
 Interval = tuple[np.ndarray, np.ndarray]
 """First visible key of each query, and the end (exclusive) of its visible keys."""
 
@@ -97,7 +100,7 @@ class Mask:
         """Return this mask for these queries and keys, if it can be cut to both; None for all other masks."""
         return None
 
-    def check_arrays(self, check: Callable[[Any], None]) -> None:
+    def check_arrays(self, check: Callable[[AnyArray], None]) -> None:
         """Call `check` with every bool array inside the description; other arrays were checked when it was made."""
 
     def check_sizes(self, batch: int, tokens: int = 0) -> None:
@@ -111,11 +114,11 @@ class Mask:
             ValueError: they do not.
         """
 
-    def arrays(self) -> Iterator[Any]:
+    def arrays(self) -> Iterator[AnyArray]:
         """Yield the arrays inside the description, for a backend to place on its device."""
         return iter(())
 
-    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+    def with_arrays(self, convert: Callable[[AnyArray], AnyArray]) -> Mask:
         """Return the same description with every array replaced by ``convert(array)``."""
         return self
 
@@ -123,7 +126,7 @@ class Mask:
         """Return the same description with every array that `check_arrays` checks replaced by ``convert(array)``."""
         return self
 
-    def separate(self) -> tuple[Mask, tuple[Any, ...]]:
+    def separate(self) -> tuple[Mask, tuple[AnyArray, ...]]:
         """Return a description with a numbered placeholder for each array, equal by value, and the arrays.
 
         A compiler takes the first as static and the second as data; ``with_arrays`` brings them together again.
@@ -199,11 +202,11 @@ class OfArrays(Mask):
     def __hash__(self) -> int:
         return hash(self._held) if isinstance(self._held[0], ArrayPlaceholder) else id(self)
 
-    def arrays(self) -> Iterator[Any]:
+    def arrays(self) -> Iterator[AnyArray]:
         """Yield its arrays."""
         yield from self._held
 
-    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+    def with_arrays(self, convert: Callable[[AnyArray], AnyArray]) -> Mask:
         """Return the mask of the converted arrays."""
         return type(self)(*map(convert, self._held))
 
@@ -212,13 +215,13 @@ class OfArrays(Mask):
 class ArrayMask(OfArrays):
     """A bool array from the user: ``(B, S)`` for padding, or broadcastable to ``(B, H, T, S)``."""
 
-    array: Any
+    array: AnyArray
 
     def allowed(self, query_positions: object, key_positions: object) -> Bools:
         """Return the array with the axes of heads and queries added where it is ``(B, S)``."""
         return self.array[:, None, None, :] if self.array.ndim == 2 else self.array
 
-    def check_arrays(self, check: Callable[[Any], None]) -> None:
+    def check_arrays(self, check: Callable[[AnyArray], None]) -> None:
         """Check the array."""
         check(self.array)
 
@@ -245,10 +248,10 @@ class Behind(OfArrays):
     padding: Integers
     mask: Mask
 
-    def arrays(self) -> Iterator[Any]:
+    def arrays(self) -> Iterator[AnyArray]:
         yield self.padding
 
-    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+    def with_arrays(self, convert: Callable[[AnyArray], AnyArray]) -> Mask:
         return Behind(convert(self.padding), self.mask)
 
     def check_sizes(self, batch: int, tokens: int = 0) -> None:
@@ -273,16 +276,16 @@ class Offset(Mask):
     n: int
     keys: int = 0
 
-    def arrays(self) -> Iterator[Any]:
+    def arrays(self) -> Iterator[AnyArray]:
         return self.mask.arrays()
 
-    def check_arrays(self, check: Callable[[Any], None]) -> None:
+    def check_arrays(self, check: Callable[[AnyArray], None]) -> None:
         self.mask.check_arrays(check)
 
     def check_sizes(self, batch: int, tokens: int = 0) -> None:
         self.mask.check_sizes(batch, tokens and tokens + max(self.n, self.keys))
 
-    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+    def with_arrays(self, convert: Callable[[AnyArray], AnyArray]) -> Mask:
         return Offset(self.mask.with_arrays(convert), self.n, self.keys)
 
     def with_bool_arrays(self, convert: Callable[[object], object]) -> Mask:
@@ -327,16 +330,16 @@ class Combined(Mask):
         answers = (part.allowed(query_positions, key_positions) for part in self.parts)
         return functools.reduce(self._combine, answers)
 
-    def arrays(self) -> Iterator[Any]:
+    def arrays(self) -> Iterator[AnyArray]:
         return itertools.chain.from_iterable(part.arrays() for part in self.parts)
 
-    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+    def with_arrays(self, convert: Callable[[AnyArray], AnyArray]) -> Mask:
         return type(self)(tuple(part.with_arrays(convert) for part in self.parts))
 
     def with_bool_arrays(self, convert: Callable[[object], object]) -> Mask:
         return type(self)(tuple(part.with_bool_arrays(convert) for part in self.parts))
 
-    def check_arrays(self, check: Callable[[Any], None]) -> None:
+    def check_arrays(self, check: Callable[[AnyArray], None]) -> None:
         for part in self.parts:
             part.check_arrays(check)
 
@@ -370,7 +373,7 @@ class AllOf(Combined):
     """Pairs that every part allows."""
 
     @staticmethod
-    def _combine(first: Any, second: Any) -> object:
+    def _combine(first: Bools, second: Bools) -> object:
         return first & second
 
     def visibility(self, queries: range, keys: range) -> bool | None:
@@ -395,7 +398,7 @@ class AnyOf(Combined):
     """Pairs that any part allows."""
 
     @staticmethod
-    def _combine(first: Any, second: Any) -> object:
+    def _combine(first: Bools, second: Bools) -> object:
         return first | second
 
     def visibility(self, queries: range, keys: range) -> bool | None:

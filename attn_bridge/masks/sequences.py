@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from .. import validation
-from .description import Bools, Mask, OfArrays, Positions
+from .description import Bools, Integers, Mask, OfArrays, Positions
 
 
 @dataclass(frozen=True, eq=False)
 class Padding(OfArrays):
     """Numbers of tokens, as ``(B, 1, 1, 1)``."""
 
-    lengths: Any
+    lengths: Integers
 
     def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return key_positions < self.lengths
@@ -31,7 +30,7 @@ class Padding(OfArrays):
 class Documents(OfArrays):
     """Numbers of documents, ``(B, S)`` or ``(1, S)``."""
 
-    ids: Any
+    ids: Integers
 
     def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
         return (self.ids[:, query_positions] == self.ids[:, key_positions])[:, None]
@@ -64,7 +63,7 @@ class Equal(OfArrays):
         return self.of_queries == self.of_keys
 
 
-def padding(lengths: Any) -> Mask:
+def padding(lengths: Integers) -> Mask:
     """Everyone sees the first ``lengths[b]`` keys of sequence ``b``; the rest is padding on the right.
 
     Args:
@@ -88,7 +87,7 @@ def padding(lengths: Any) -> Mask:
     return Padding(lengths[:, None, None, None])
 
 
-def documents(ids: Any) -> Mask:
+def documents(ids: Integers) -> Mask:
     """Tokens see each other within a document: where their `ids` are equal.
 
     Args:

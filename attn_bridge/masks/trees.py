@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +16,7 @@ from .positions import at_least_zero
 class Tree(OfArrays):
     """Keys that each of N nodes sees, ``(B, N, context + N)`` or ``(1, N, context + N)``."""
 
-    seen: Any  # bool, of any backend
+    seen: Bools
 
     @property
     def context(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from .block_operands import false_of
 from .block_plan import BlockPlan
-from .slopes import INPUTS, Slopes, tangents_of
+from .slopes import INPUTS, Operands, Slopes, tangents_of
 
 
 class Passes(NamedTuple):
@@ -27,7 +27,7 @@ class Passes(NamedTuple):
     forward: Callable[..., tuple[Array, Array, Array]]
     """Returns the context and, per row, the largest score and the sum of ``exp(scores - largest)``."""
 
-    backward: Callable[..., tuple[Any, ...]]
+    backward: Callable[..., tuple[Array | None, ...]]
     """Takes the operands, those results, and the gradients of context and sums; returns five gradients."""
 
     at_once: Callable[..., tuple[Array, Array]]
@@ -35,7 +35,7 @@ class Passes(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def attention(passes: Passes, plan: BlockPlan, *operands: Any) -> tuple[Array, Array]:
+def attention(passes: Passes, plan: BlockPlan, *operands: Array) -> tuple[Array, Array]:
     """Return the context and, per row, the logarithm of the sum of ``exp(scores)``; both have gradients."""
     if jax.sharding.get_abstract_mesh().manual_axes:
         never = false_of(operands)
@@ -52,7 +52,9 @@ def _differentiable(passes: Passes, plan: BlockPlan, *operands: object) -> tuple
 
 
 @functools.partial(_differentiable.defjvp, symbolic_zeros=True)
-def _differentiate(passes: Passes, plan: BlockPlan, operands: Any, tangents: Any) -> Any:
+def _differentiate(
+    passes: Passes, plan: BlockPlan, operands: Operands, tangents: Operands
+) -> tuple[Operands, Operands]:
     # A bias is often constant, and its gradient as large as the scores.
     is_asked = tangents[3] is not None and not isinstance(tangents[3], SymbolicZero)
     asking = dataclasses.replace(plan, differentiates_bias=is_asked)
@@ -71,22 +73,26 @@ def _at_once(passes: Passes, plan: BlockPlan, *operands: object) -> tuple[Array 
     return context, None, total
 
 
-def _backward(passes: Passes, plan: BlockPlan, operands: Any, results: Any, cotangents: Any) -> Any:
+def _backward(passes: Passes, plan: BlockPlan, operands: Operands, results: Operands, cotangents: Operands) -> Operands:
     return _gradients(passes, plan, operands, results, (cotangents[0], cotangents[2]))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _gradients(passes: Passes, plan: BlockPlan, operands: Any, results: Any, cotangents: Any) -> Any:
+def _gradients(
+    passes: Passes, plan: BlockPlan, operands: Operands, results: Operands, cotangents: Operands
+) -> Operands:
     """Return the gradients of query, key, value, bias (if asked for) and sinks; theirs take T times S, being rare."""
     return passes.backward(plan, *operands, *results, *cotangents)
 
 
 @_gradients.defjvp
-def _differentiate_gradients(passes: Passes, plan: BlockPlan, primals: Any, tangents: Any) -> Any:
+def _differentiate_gradients(
+    passes: Passes, plan: BlockPlan, primals: tuple[Operands, ...], tangents: tuple[Operands, ...]
+) -> tuple[Operands, Operands]:
     operands, _, cotangents = primals
     *inputs, arrays, seed = operands
 
-    def gradients(inputs: Any, cotangents: Any) -> Any:
+    def gradients(inputs: Operands, cotangents: Operands) -> Operands:
         cotangents_of_inputs = list(
             jax.vjp(lambda *inputs: passes.at_once(plan, *inputs, arrays, seed), *inputs)[1](cotangents)
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from attn_bridge.masks import ArrayMask
 
 from . import reference
 from .call import KernelCall
-from .slopes import Slopes, tangents_of
+from .slopes import Operands, Slopes, tangents_of
 
 MAX_QUERIES = 16
 """More queries share a block's keys well enough for `blocked`."""
@@ -85,7 +84,7 @@ def attend(call: KernelCall) -> Float[Array, "B T H Dv"]:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _attend(precision: str | None, scale: float, softcap: float | None, *operands: Any) -> Array:
+def _attend(precision: str | None, scale: float, softcap: float | None, *operands: Array) -> Array:
     # The precision of the call, for derivatives, which JAX traces when the context of the call may have ended.
     query, key, value, bias, sinks, allowed = operands
     keys, heads, dtype = key.shape[1], key.shape[2], jnp.promote_types(query.dtype, jnp.float32)
@@ -104,7 +103,7 @@ def _attend(precision: str | None, scale: float, softcap: float | None, *operand
         per_head = array.shape[1] != 1
         return rearrange(array, "b (k g) t s -> b k g t s", k=heads if per_head else 1)
 
-    def step(j: Array, kept: Any) -> Any:
+    def step(j: Array, kept: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         context, top, total = kept
         start = jnp.minimum(j * block, keys - block)
         k, v = (_keys(array, start, block).astype(dtype) for array in (key, value))
@@ -142,7 +141,9 @@ def _attend(precision: str | None, scale: float, softcap: float | None, *operand
 
 
 @functools.partial(_attend.defjvp, symbolic_zeros=True)
-def _differentiate(precision: str | None, scale: float, softcap: float | None, operands: Any, tangents: Any) -> Any:
+def _differentiate(
+    precision: str | None, scale: float, softcap: float | None, operands: Operands, tangents: Operands
+) -> tuple[Array, Array]:
     with jax.default_matmul_precision(precision):
         result = _attend(precision, scale, softcap, *operands)
     slopes = Slopes(_plain, _backward, (scale, softcap), precision)
@@ -156,7 +157,9 @@ def _plain(scale: float, softcap: float | None, *operands: object) -> tuple[Arra
     return (reference.attend(KernelCall(query, key, value, mask, bias, scale, softcap, sinks, 0.0, None, False)),)
 
 
-def _backward(scale: float, softcap: float | None, operands: Any, results: Any, cotangents: Any) -> Any:
+def _backward(
+    scale: float, softcap: float | None, operands: Operands, results: Operands, cotangents: Operands
+) -> Operands:
     *inputs, allowed = operands
     return jax.vjp(lambda *inputs: _plain(scale, softcap, *inputs, allowed), *inputs)[1](cotangents)
 

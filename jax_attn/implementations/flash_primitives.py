@@ -24,7 +24,7 @@ from .block_plan import BlockPlan, count_cores
 from .differentiation import Passes, gradient_of_sinks
 
 
-def forward(plan: BlockPlan, query: Array, key: Array, value: Array, *others: object) -> tuple[Array, Array, Array]:
+def forward(plan: BlockPlan, query: Array, key: Array, value: Array, *others: Array) -> tuple[Array, Array, Array]:
     """Return the context and, per row, the largest score and the sum of ``exp(scores - largest)``."""
     bias, sinks, masks, seed = others
     if _adds_too_much(plan, bias):
@@ -35,7 +35,7 @@ def forward(plan: BlockPlan, query: Array, key: Array, value: Array, *others: ob
     return context, top, total
 
 
-def backward(plan: BlockPlan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Any, ...]:
+def backward(plan: BlockPlan, query: Array, key: Array, value: Array, *others: Array) -> tuple[Array | None, ...]:
     """Return the gradients of query, key, value, bias, if it is asked for, and sinks."""
     bias, sinks, masks, seed, context, top, total, d_context, d_total = others
     if _adds_too_much(plan, bias):
@@ -63,7 +63,9 @@ def _adds_too_much(plan: BlockPlan, bias: Array | None) -> bool:
     return bias.shape[1] < plan.shape.heads or 2 * tasks < count_cores()
 
 
-def _given(plan: BlockPlan, sinks: Any, masks: Any, bias: Any, seed: Any) -> tuple[tuple[str, ...], list[Array]]:
+def _given(
+    plan: BlockPlan, sinks: Array | None, masks: Sequence[Array], bias: Array | None, seed: Array | None
+) -> tuple[tuple[str, ...], list[Array]]:
     """Return the names and arrays of an operation's optional last arguments, in the order of `words.OPTIONAL`."""
     pieces = None if plan.mask is None else as_pieces(plan.mask)
     of_mask = ("mask",) if pieces is not None and pieces.arrays else ()
@@ -84,13 +86,13 @@ PASSES = Passes(forward, backward, blocked.at_once)
 """For `differentiation.attention`."""
 
 
-def _apart(arrays: Sequence[object], names: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
+def _apart(arrays: Sequence[object], names: tuple[str, ...]) -> tuple[list[Array], dict[str, Array]]:
     """Return the operands that an operation always takes, and the others by their names."""
     always = len(arrays) - len(names)
     return list(arrays[:always]), dict(zip(names, arrays[always:], strict=True))
 
 
-def _as_blocks_take(optional: dict[str, Any]) -> tuple[Any, ...]:
+def _as_blocks_take(optional: dict[str, Array]) -> tuple[Array | tuple[Array, ...] | None, ...]:
     """Return bias, sinks, masks and seed; sinks are those of any sequence, as all are the same."""
     sinks = optional["sinks"][0] if "sinks" in optional else None
     masks = tuple(optional[name] for name in ("mask", "query_ids", "key_ids") if name in optional)
@@ -132,20 +134,27 @@ def _shape_of_gradient(plan: BlockPlan, bias: tuple[int, ...]) -> tuple[int, ...
 
 
 def _forward_results(
-    query: Any, key: Any, value: Any, *others: Any, plan: BlockPlan, names: tuple[str, ...]
-) -> list[Any]:
+    query: jax.core.ShapedArray,
+    key: jax.core.ShapedArray,
+    value: jax.core.ShapedArray,
+    *others: jax.core.ShapedArray,
+    plan: BlockPlan,
+    names: tuple[str, ...],
+) -> list[jax.core.ShapedArray]:
     *before, queries, heads, _ = query.shape
     per_row = query.update(shape=(*before, heads, queries), dtype=jnp.promote_types(query.dtype, jnp.float32))
     return [query.update(shape=(*query.shape[:-1], value.shape[-1])), per_row, per_row]
 
 
-def _backward_results(*arrays: object, plan: BlockPlan, names: tuple[str, ...]) -> list[Any]:
+def _backward_results(*arrays: object, plan: BlockPlan, names: tuple[str, ...]) -> list[jax.core.ShapedArray]:
     (query, key, value, _, per_row, *_), optional = _apart(arrays, names)
     bias = [optional["bias"]] if "bias" in optional and plan.differentiates_bias else []
     return [query, key, value, per_row, *(one.update(shape=_shape_of_gradient(plan, one.shape)) for one in bias)]
 
 
-def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable[..., tuple[Array, ...]]) -> Primitive:
+def _operation(
+    kind: str, results: Callable[..., list[jax.core.ShapedArray]], by_blocks: Callable[..., tuple[Array, ...]]
+) -> Primitive:
     """Return an operation of JAX: a kernel on this processor, blocks elsewhere and wherever a program is to travel."""
     name = f"attn_bridge_flash_{kind}"
     operation = Primitive(name)

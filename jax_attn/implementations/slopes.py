@@ -22,6 +22,9 @@ INPUTS = 5
 
 Axes = tuple[int | None, ...]
 
+Operands = tuple[Any, ...]
+"""Arrays of a call, its results or their derivatives; None for an optional array that is missing."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Slopes:
@@ -33,7 +36,7 @@ class Slopes:
     None is a result that no derivative flows through.
     """
 
-    backward: Callable[..., tuple[Any, ...]]
+    backward: Callable[..., Operands]
     """Takes `fixed`, operands, results and the cotangents of results; returns the gradients of the inputs."""
 
     fixed: tuple[Any, ...]
@@ -73,7 +76,7 @@ def _forward(
     def forward(*arrays: Array) -> list[Array]:
         operands, results = tree.unflatten(arrays[: tree.num_leaves])
 
-        def plain(*moved: Array) -> tuple[Any, ...]:
+        def plain(*moved: Array) -> tuple[Array, ...]:
             moved_operands = dict(zip(moving, moved, strict=True))
             return slopes.plain(*slopes.fixed, *(moved_operands.get(place, one) for place, one in enumerate(operands)))
 
@@ -123,7 +126,9 @@ def _over(function: Callable[..., object], axes: Axes, of_results: Axes) -> Call
     return run
 
 
-def _results(*arrays: jax.core.ShapedArray, tree: jax.tree_util.PyTreeDef, **options: object) -> list[Any]:
+def _results(
+    *arrays: jax.core.ShapedArray, tree: jax.tree_util.PyTreeDef, **options: object
+) -> list[jax.core.ShapedArray]:
     """Return the shapes of the tangents: those of the results, which are the last leaves of the tree."""
     results = tree.children()[1].num_leaves
     return [one.update(weak_type=False) for one in arrays[tree.num_leaves - results : tree.num_leaves]]
@@ -132,7 +137,7 @@ def _results(*arrays: jax.core.ShapedArray, tree: jax.tree_util.PyTreeDef, **opt
 def _differentiate(arrays: Sequence[Array], tangents: Sequence[Any], **options: Any) -> Any:
     places = [place for place, one in enumerate(tangents) if type(one) is not ad.Zero]
 
-    def of_some(*some: Array) -> Any:
+    def of_some(*some: Array) -> Sequence[Array]:
         moved_arrays = dict(zip(places, some, strict=True))
         return _forward(*(moved_arrays.get(place, one) for place, one in enumerate(arrays)), **options)
 

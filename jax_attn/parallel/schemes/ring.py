@@ -153,7 +153,15 @@ def attend(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(ring: Ring, query: Array, key: Array, value: Array, bias: Any, arrays: Any, keep: Any) -> Arrays:
+def _attend(
+    ring: Ring,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    arrays: tuple[Array, ...],
+    keep: Array | None,
+) -> Arrays:
     count = len(ring.queries)
     pieces = [_piece(query, number, count, 1) for number in range(count)]
     rows = [_rows(ring, number, bias, arrays, keep) for number in range(count)]
@@ -184,13 +192,13 @@ def _run_turns(ring: Ring, turn: Callable[..., Arrays], state: Arrays) -> Arrays
     return state
 
 
-def _attend_forward(ring: Ring, *operands: object) -> tuple[Arrays, Any]:
+def _attend_forward(ring: Ring, *operands: object) -> tuple[Arrays, Arrays]:
     with jax.default_matmul_precision(ring.precision):
         results = _attend(ring, *operands)
     return results, (operands, results)
 
 
-def _attend_backward(ring: Ring, kept: Any, cotangents: Any) -> Any:
+def _attend_backward(ring: Ring, kept: Arrays, cotangents: Arrays) -> Arrays:
     (query, key, value, bias, arrays, keep), (context, sums) = kept
     count, wide = len(ring.queries), context.dtype
     pieces = [_piece(query, number, count, 1) for number in range(count)]
@@ -314,10 +322,12 @@ def _block(
     return Block(ring, views, at, (query, key, value, bias), arrays, keep, start)
 
 
-def _rows(ring: Ring, number: int, bias: Any, arrays: tuple[Array, ...], keep: Any) -> tuple[Any, ...]:
+def _rows(
+    ring: Ring, number: int, bias: Array | None, arrays: tuple[Array, ...], keep: Array | None
+) -> tuple[Array | None, tuple[Array | None, ...], Array | None]:
     """Return the rows of a piece of the queries, of every array that has rows."""
 
-    def rows(array: Any) -> Any:
+    def rows(array: Array | None) -> Array | None:
         return array if array is None or array.shape[2] == 1 else _piece(array, number, len(ring.queries), 2)
 
     return rows(bias), tuple(map(rows, arrays)), rows(keep)
