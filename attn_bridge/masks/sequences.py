@@ -44,6 +44,7 @@ class Documents(OfArrays):
         return self.placed_at(slice(0, queries), slice(0, keys))
 
     def placed_at(self, queries: slice, keys: slice) -> Mask:
+        """Return the mask between the documents of some queries and keys; refuse positions past the last id."""
         # Slices and not ranges: torch.compile would take the ends of a range as constants.
         rows, columns = self.ids[:, queries], self.ids[:, keys]
         for name, ids, wanted in (("queries", rows, queries), ("keys", columns, keys)):

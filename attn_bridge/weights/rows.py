@@ -365,7 +365,12 @@ def _groups(side: str) -> list[list[str]]:
 def _solve(
     groups: list[list[str]], shape: Shape, bound_sizes: dict[str, int], what: str, settings: Mapping[str, str]
 ) -> dict[str, int]:
-    """Return the size of every axis."""
+    """Return the size of every axis of a pattern, each unknown one from the shape and the known sizes.
+
+    Raises:
+        LayoutError: the shape does not fit.
+        SettingError: a group has several unknown axes.
+    """
     if len(groups) != len(shape):
         raise LayoutError(f"{what} has {len(shape)} axes, expected {len(groups)}")
     sizes = dict(bound_sizes)

@@ -246,6 +246,7 @@ class Rule:
         return self._renamed(self.flax_names, self.torch_names, _reversed(self.pattern))
 
     def _renamed(self, torch: tuple[str, ...], flax: tuple[str, ...], pattern: str) -> Rule:
+        """Return the rule between other names, with another pattern and all other settings."""
         names = [some[0] if len(some) == 1 else some for some in (torch, flax)]
         rule = Rule(
             names[0],

@@ -246,7 +246,10 @@ def _are_other_masks(left: Array, right: Array) -> bool:
 
 
 def _best_turn(left: Array, right: Array) -> tuple[int, AxisTurn] | None:
-    """Return how one array may be the other, and 0 if the numbers agree, 1 if roughly, 2 if only the shapes do."""
+    """Return the best way to turn one array into the other, behind its rank; None if no shape fits.
+
+    The rank is 0 if the numbers agree, 1 if they agree roughly, and 2 if only the shapes do.
+    """
     if left.size != right.size:
         return None
     best: tuple[int, AxisTurn] | None = None

@@ -188,6 +188,10 @@ def draw_inputs(
 
 
 def _draw_like(leaf: Array, random: np.random.Generator, stress: bool) -> Array:
+    """Draw normal numbers with the mean and spread of an array, without negatives if it has none.
+
+    Under `stress` the scale and the mean vary from row to row.
+    """
     if leaf.size == 0:
         return leaf
     numbers = leaf.astype(np.float64)
@@ -305,7 +309,7 @@ def cotangents(outputs: OutputStructure, seed: tuple[int, ...], dtype: str | Non
 
 
 def rounded(sample: Sample, dtype: str | None) -> Sample:
-    """Return the sample as a low precision holds it; None is the sample's own."""
+    """Return the sample with its floating-point numbers rounded to `dtype`; unchanged for None."""
     if dtype is None:
         return sample
 

@@ -364,7 +364,10 @@ def relative(run: NamedArrays, other_run: NamedArrays) -> float:
 
 
 def perturbed(runner: Live, dtype: str) -> dict[str, float]:
-    """Return how far moves of weights and inputs by one ulp move the first side's results, three times over."""
+    """Return per result 3 times its largest change when weights and inputs of the first side move by one ulp.
+
+    In units of rounding, over `ULP_SEEDS` random moves.
+    """
     pair, eps = runner.pair, unit_of(dtype)
     sample = runner.sample(FIRST)
     before = pair.named("first", runner.run("first", sample, dtype))

@@ -86,6 +86,11 @@ class ShardedReader(Reader):
 
     @staticmethod
     def _read_index(folder: Path, index: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return name -> file of an index, and its metadata without ``total_size``.
+
+        Raises:
+            CheckpointError: it is too large, not JSON, or lacks the map.
+        """
         inside(folder, index.name, index)
         file = open_file(index, folder)
         if file.size > MAX_HEADER:

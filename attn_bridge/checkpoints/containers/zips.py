@@ -175,7 +175,11 @@ def _entries(path: Path, directory: bytes, count: int) -> list[zipfile.ZipInfo]:
 
 
 def _directory(file: File | Window) -> tuple[int, int, int]:
-    """Return where the directory begins, its bytes, and how many members it has."""
+    """Return the offset, the size in bytes and the number of members of the central directory.
+
+    Raises:
+        CheckpointError: the file is not a zip archive, or its end is missing or damaged.
+    """
     # The end record has 22 bytes, and behind it a remark of at most 65,535.
     tail_at = max(0, file.size - 22 - FULL16)
     tail = bytes(file.read(tail_at, file.size - tail_at))

@@ -90,6 +90,15 @@ def _shared(runner: Live, sample: Sample, runs: Mapping[Side, Run], side: Side) 
 def _lost_through(
     runner: Live, sample: Sample, shared: SharedParameter, parameters: list[SharedParameter], side: Side
 ) -> str:
+    """Describe a gradient that devices do not add up, by keeping a single device's part of a parameter; "" if none is.
+
+    Args:
+        runner: runs the pair.
+        sample: numbers on which the sides differ.
+        shared: the parameter, all other parts of which are zero.
+        parameters: all that devices share, whose gradients show how far a part reaches.
+        side: the side on many devices.
+    """
     pair = runner.pair
     plain = other_side(side)
     if shared.count > MAX_PARTS:

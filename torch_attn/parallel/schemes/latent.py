@@ -34,7 +34,7 @@ def absorbed(
 def _by_heads(
     self: MultiHeadLatentAttention, array: Tensor, layer: nn.Linear, pattern: str, width: int | None = None
 ) -> DTensor:
-    """Return the product with the matrix of each head, of the first channels of each."""
+    """Multiply the first `width` channels of each head by its rows of a weight, each device for its own heads."""
     sharding: Devices = self.sharding
     heads = self.config.num_heads
     cut = cut_of(sharding, array)

@@ -158,7 +158,7 @@ def _result_of(named: dict[str, Any]) -> torch.dtype:
 
 
 def _stage_of(packet: Any, named: dict[str, Any]) -> Literal["", "forward", "backward"]:
-    """Return the pass of a fused attention that an operation is, or ""; one with dropout draws, and gives ""."""
+    """Return which pass of a fused attention an operation computes; "" for others, and for attention with dropout."""
     name = packet.__name__
     if not name.startswith("_scaled_dot_product") or named.get("dropout_p"):
         return ""

@@ -217,7 +217,7 @@ def _with_number(index: int, value: float) -> ChangedResult:
 
 
 def ways_of(call: TorchCall) -> Ways:
-    """Yield other results of a call, each with a description."""
+    """Yield the results that likely mistakes in a call would give, such as other axes, each with a description."""
     result, name = call.result, call.name
     tensors = [one for one in call.args if isinstance(one, Tensor)]
     if not tensors and name == "arange" and isinstance(result, Tensor):

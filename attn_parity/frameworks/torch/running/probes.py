@@ -249,6 +249,7 @@ class _Operation:
 
 @functools.cache
 def _operation(func: Any) -> _Operation:
+    """Return the properties of an ATen operation that probes need, from its name and schema."""
     name = func.overloadpacket.__name__
     is_view = func.is_view and name != "lift_fresh"
     written = [place for place, one in enumerate(func._schema.arguments) if _is_written(one)]

@@ -224,6 +224,15 @@ def unregistered(modules: dict[str, nn.Module], root: str, call: object = None) 
 
 
 def _find(value: object, where: str, descriptions: dict[int, str], registered: set[int], depth: int) -> None:
+    """Add to `descriptions` the unregistered leaves with gradients that a value, closure or global reaches.
+
+    Args:
+        value: any object.
+        where: how code reaches it, for the description.
+        descriptions: id of a tensor -> the first way to it.
+        registered: ids of submodules, whose parameters are known.
+        depth: containers around it.
+    """
     if depth > _MAX_DEPTH or isinstance(value, (str, int, float, type, types.ModuleType)) or value is None:
         return
     if isinstance(value, Tensor):
@@ -280,6 +289,7 @@ class Watching(TorchFunctionMode):
 
 
 def _flat(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the tensors in lists, tuples and dicts, down to a limited depth."""
     if isinstance(value, dict):
         value = tuple(value.values())
     if type(value) in (list, tuple) and depth < _MAX_DEPTH:
