@@ -133,12 +133,12 @@ class _Symbols:
                 return Symbol(f"{pair}decoder.", "width")
         return Symbol(root, "width")
 
-    def _scope(self, stem: str, part: str = "") -> str:
+    def _scope(self, stem: str) -> str:
         """Return the scope of sizes within a module: itself, or all modules of that name where layers are alike."""
         block = _BLOCK.match(stem)
         if block is None or not self.is_whole or block["root"] in self.varied:
             return stem
-        return f"{block['root']}trf_blocks.*.{block['part']}.{part}"
+        return f"{block['root']}trf_blocks.*.{block['part']}."
 
     # ---- attention
 

@@ -67,14 +67,14 @@ ALLOWED = 4
 Lines = list[Text]
 
 
-def as_text(report: Report, full: bool = False, width: int = WIDTH) -> str:
+def as_text(report: Report, width: int = WIDTH) -> str:
     """Return the text that `render` prints to a file: without colour, in lines of this width, but for the command."""
     out = io.StringIO()
     # In Jupyter, a console would show its lines beside the file, as HTML, and leave the file empty.
     console = Console(
         file=out, width=width, highlight=False, color_system=None, force_terminal=False, force_jupyter=False
     )
-    render(report, console, full)
+    render(report, console)
     return out.getvalue().rstrip("\n")
 
 

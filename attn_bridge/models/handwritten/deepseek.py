@@ -89,9 +89,9 @@ def _indexer(config: ConfigFile) -> Indexer:
     return Indexer(heads, width, top_k, pairing=_SPARSE[config.model_type])
 
 
-def _is_dense(config: ConfigFile, layer: int) -> bool:
-    """Return whether a layer has no experts: by ``mlp_layer_types``, which V3.2 and GLM-5 have, or by its index."""
-    kinds = config.get("mlp_layer_types") if config.model_type in _SPARSE else None
+def is_dense(config: ConfigFile, layer: int, *, by_kind: bool = True) -> bool:
+    """Return whether a layer has no experts: by ``mlp_layer_types`` if `by_kind` and present, else by its index."""
+    kinds = config.get("mlp_layer_types") if by_kind else None
     if kinds is None:
         return layer < config.integer("first_k_dense_replace", 0)
     if not isinstance(kinds, list) or len(kinds) <= layer or kinds[layer] not in ("dense", "sparse"):
@@ -105,7 +105,7 @@ def _block(config: ConfigFile, layer: int, attention: MultiHeadLatentAttentionCo
     norm, is_3 = read_rms_norm(config), config.model_type != "deepseek_v2"
     bias = "" if is_3 else "mlp_bias"  # of dense and shared layers, which V3 never has
     dense = read_feed_forward(config, bias=bias)
-    if _is_dense(config, layer):
+    if is_dense(config, layer, by_kind=config.model_type in _SPARSE):  # V3.2 and GLM-5
         return DecoderBlockConfig(attention, dense, norm)
     expert = read_feed_forward(config, width="moe_intermediate_size")
     count, shared = config.integer("n_routed_experts"), config.integer_or_none("n_shared_experts")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ...printable import printable
 from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.blocks.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
@@ -42,8 +41,8 @@ from ..rows.decoder import (
     feed_forward,
     norms,
 )
+from .deepseek import is_dense, write_latent, write_shared_experts
 from .deepseek import table as latent_table
-from .deepseek import write_latent, write_shared_experts
 from .mixtral import experts_rows
 
 _BOTH: Table = (
@@ -149,17 +148,6 @@ def read_kimi_linear(config: ConfigFile, layer: int) -> AttentionLayer:
     return kinds[kind](config, layer)
 
 
-def _is_dense(config: ConfigFile, layer: int) -> bool:
-    """Return whether a layer has no experts: by ``mlp_layer_types``, or by its index."""
-    kinds = config.get("mlp_layer_types")
-    if kinds is None:
-        return layer < config.integer("first_k_dense_replace", 0)
-    if not isinstance(kinds, list) or len(kinds) <= layer or kinds[layer] not in ("dense", "sparse"):
-        excerpt = printable(repr(kinds))
-        raise ValueError(f"mlp_layer_types ({excerpt}) must be a list with 'dense' or 'sparse' for layer {layer}")
-    return bool(kinds[layer] == "dense")
-
-
 def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
     """Return a block of Kimi Linear.
 
@@ -170,7 +158,7 @@ def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlock
     config.refuse("moe_router_activation_func", None, "sigmoid")
     config.refuse("mla_use_nope", None, True)
     norm = read_rms_norm(config)
-    if _is_dense(config, layer):
+    if is_dense(config, layer):
         return DecoderBlockConfig(attention, read_feed_forward(config), norm)
     expert = read_feed_forward(config, width="moe_intermediate_size")
     experts = MixtureOfExpertsConfig(

@@ -25,6 +25,9 @@ _MOMENTS = frozenset(
 _OF_ADAM, _PAIR = ("mu", "nu"), ("m", "v")
 """Names of both moments of Adam; only a pair is evidence, since single letters above all may be anything."""
 
+MOST_PATTERNS = 4
+"""Patterns of ``--drop`` that a message proposes at most."""
+
 _AVERAGES = re.compile(
     r"(?:^|_)(?:ema|swa|polyak|average|averaged|avg|teacher|shadow|momentum_encoder|target)(?:$|_|[0-9])", re.ASCII
 )
@@ -87,13 +90,12 @@ def common(names: Collection[str]) -> str:
     return ".".join(first[:count]) + "." if count else ""
 
 
-def patterns_of(rest: Iterable[str], covered: Iterable[str], most: int = 4) -> tuple[str, ...]:
+def patterns_of(rest: Iterable[str], covered: Iterable[str]) -> tuple[str, ...]:
     """Return patterns that match `rest` and not `covered`; () if this takes too many, or a block has names of both.
 
     Args:
         rest: the names to match.
         covered: the names not to match.
-        most: maximum number of patterns.
     """
     begins = {""}
     for name in covered:
@@ -106,4 +108,4 @@ def patterns_of(rest: Iterable[str], covered: Iterable[str], most: int = 4) -> t
         if not count or any(part.isdigit() for part in parts[:count]):
             return ()
         patterns.append(".".join(parts[:count]) + (".*" if count < len(parts) else ""))
-    return tuple(dict.fromkeys(patterns)) if len(set(patterns)) <= most else ()
+    return tuple(dict.fromkeys(patterns)) if len(set(patterns)) <= MOST_PATTERNS else ()

@@ -31,6 +31,9 @@ CLASSES = {
 """Run -> class of its line, in drawing order: colour marks the side, dashes mark float64. Where both sides coincide,
 the wide line of torch remains visible around the other."""
 
+MOST_BARS = 80
+"""Bars that fit the width of a chart."""
+
 SECONDS = 2
 """Between two reloads."""
 
@@ -143,9 +146,9 @@ def _largest(values: Sequence[float]) -> float:
     return max((one for one in values if math.isfinite(one)), default=math.inf if values else 0.0)
 
 
-def _octaves(values: Sequence[float], most: int = 80) -> list[int]:
-    """Return a bar per step, or per span of steps: its largest difference in octaves above 2 ** -60."""
-    every = max(1, math.ceil(len(values) / most))
+def _octaves(values: Sequence[float]) -> list[int]:
+    """Return at most `MOST_BARS` bars, one per span of steps: its largest difference in octaves above 2 ** -60."""
+    every = max(1, math.ceil(len(values) / MOST_BARS))
     spans = [values[place : place + every] for place in range(0, len(values), every)]
     return [max(0, round(math.log2(size)) + 60) if (size := min(_largest(span), 2.0**60)) > 0 else 0 for span in spans]
 
