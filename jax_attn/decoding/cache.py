@@ -492,12 +492,14 @@ def positions_of(
     validation.check_rows_given((rows, batch, tokens) if every_row else None)
     length = 0 if cache is None else cache.length
     numbers = jnp.arange(tokens, dtype=jnp.int32)
+    continues = hasattr(cache, "positions") and not (running.is_known(length) and int(length) == 0)
+    first = cache.next_positions() if continues else length
     padding = _left_padding(attention_mask, batch)
-    if padding is not None:
-        return jnp.maximum(length + numbers - padding, 0)
-    if hasattr(cache, "positions") and not (running.is_known(length) and int(length) == 0):
-        return numbers + cache.next_positions()
-    return length + numbers
+    if padding is None:
+        return first + numbers
+    if continues:  # from positions that were given, too; only the padding that is left is in front
+        return first + jnp.maximum(numbers - jnp.maximum(padding - length, 0), 0)
+    return jnp.maximum(first + numbers - padding, 0)
 
 
 def last_of_rows(positions: Int[Array, "... T"]) -> Int[Array, "... T"]:

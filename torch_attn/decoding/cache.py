@@ -397,13 +397,15 @@ def positions_of(
         return functional.signed(positions)
     validation.check_rows_given((rows, batch, tokens) if every_row else None)
     length = 0 if cache is None else cache.length
-    numbers = torch.arange(length, length + tokens, device=x.device)
+    numbers = torch.arange(tokens, device=x.device)
+    continues = length and hasattr(cache, "positions")
+    first = cache.next_positions() if continues else length
     padding = _left_padding(attention_mask, batch, x.device)
-    if padding is not None:
-        return torch.clamp(numbers - padding, min=0)
-    if length and hasattr(cache, "positions"):
-        return numbers - length + cache.next_positions()
-    return numbers
+    if padding is None:
+        return first + numbers
+    if continues:  # from positions that were given, too; only the padding that is left is in front
+        return first + torch.clamp(numbers - torch.clamp(padding - length, min=0), min=0)
+    return torch.clamp(first + numbers - padding, min=0)
 
 
 def last_of_rows(positions: Int[Tensor, "... T"]) -> Int[Tensor, "... T"]:

@@ -169,3 +169,21 @@ def test_padding_on_the_right_keeps_the_kernels_of_descriptions():
     assert counting_tokens(mask, lambda shown: not shown.all()) is mask
     mask = sliding_window(3) & as_mask(PADDING)
     assert counting_tokens(mask, lambda shown: not shown.all()) is mask
+
+
+@pytest.mark.parametrize("start", [0, 100])
+@pytest.mark.parametrize("masked", ["all calls", "the last call"])
+def test_a_mask_continues_the_positions_of_a_cache(backend, start, masked):
+    config = specs.GroupedQueryAttentionConfig(8, 2, position=specs.Rotary())
+    module = backend.build("GroupedQueryAttention", config=config)
+    backend.load(module, draw_weights(config, 0))
+    module.eval()
+    x = draw(2, TOKENS, 8)
+    at = np.maximum(np.cumsum(PADDING, 1) - 1, 0) if masked == "all calls" else np.tile(np.arange(TOKENS), (2, 1))
+    at = (start + at).astype("int32")
+    positions, mask = (backend.as_argument(array) for array in (at, PADDING))
+    wanted = numbers(module(backend.as_argument(x), positions=positions, attention_mask=mask))
+    first = {"positions": positions[:, :4]} | ({"attention_mask": mask[:, :4]} if masked == "all calls" else {})
+    _, cache = module(backend.as_argument(x[:, :4]), cache=module.init_cache(2, TOKENS), **first)
+    last, _ = module(backend.as_argument(x[:, 4:]), cache=cache, attention_mask=mask)
+    close(numbers(last), wanted[:, 4:])
