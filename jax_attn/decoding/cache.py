@@ -169,15 +169,15 @@ class KeyValueCache:
             )
         key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
         first, tokens = self.length, key.shape[1]
-        known = int(first) if running.is_known(first) else None
-        validation.check_room(known or 0, tokens, self.capacity)
+        earlier = int(first) if running.is_known(first) else None
+        validation.check_room(earlier or 0, tokens, self.capacity)
         if positions is None:
             positions = first + jnp.arange(tokens, dtype=jnp.int32)
         dtype = functional.dtype_name(positions, "positions")
         validation.check_positions(jnp.shape(positions), dtype, key.shape[0], tokens)
         hidden, mask = self._split(causal() if mask is None else mask, attention_mask, tokens)
-        self._check_mask(mask, num_heads, tokens, (known or 0) + tokens)
-        if known is None:
+        self._check_mask(mask, num_heads, tokens, (earlier or 0) + tokens)
+        if earlier is None:
             key, value = self._check_length(key, value, mask, hidden, num_heads)
         padding = left_padding(mask)
         if padding is not None:
@@ -186,8 +186,8 @@ class KeyValueCache:
         if self.rolling:
             return self._padded(hidden)._roll(key, value, positions, hidden, mask)
         cache = self._padded(hidden)._write(key, value, positions, hidden)
-        if tokens > 1 and known is not None:
-            return cache, cache._known_view(known, tokens, mask)
+        if tokens > 1 and earlier is not None:
+            return cache, cache._known_view(earlier, tokens, mask)
         return cache, cache._view(tokens, mask)
 
     def fill(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def takes_other_sizes() -> bool:
-    """Return whether the program that is being made, if any, may run at other sizes than those at hand."""
+    """Return whether the program that is being made, if any, may run at sizes that differ from those of its inputs."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
