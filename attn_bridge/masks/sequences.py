@@ -113,7 +113,7 @@ def documents(ids: Integers) -> Mask:
     return Documents(ids[None] if ids.ndim == 1 else ids)
 
 
-def _in_32_bits(ids: Any) -> Any:
+def _in_32_bits(ids: Integers) -> Integers:
     """Return ids that JAX would cut to 32 bits as ranks, which are equal where the ids are; others unchanged."""
     if not isinstance(ids, np.ndarray) or ids.itemsize <= 4 or not ids.size:
         return ids
@@ -122,7 +122,7 @@ def _in_32_bits(ids: Any) -> Any:
     return np.unique(ids, return_inverse=True)[1].reshape(ids.shape)
 
 
-def _integers(name: str, value: object) -> Any:
+def _integers(name: str, value: object) -> Integers:
     array = value if hasattr(value, "dtype") else np.asarray(value)
     dtype = str(array.dtype).rpartition(".")[2]
     if not dtype.startswith(("int", "uint")):
