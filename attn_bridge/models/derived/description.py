@@ -129,7 +129,7 @@ class Description:
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    unless: Mapping[str, Mapping[str, list[Any]]] = dataclasses.field(default_factory=dict)
+    unless: Mapping[str, Mapping[str, list[Value]]] = dataclasses.field(default_factory=dict)
     fixed_pattern: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
     same: Mapping[str, str] = dataclasses.field(default_factory=dict)
     required: tuple[str, ...] = ()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ... import whole_files
-from ...specs.blocks.feed_forward import Activation, FeedForwardConfig
+from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
@@ -25,24 +24,17 @@ from ..handwritten import gpt_oss
 from ..handwritten.grouped import (
     KINDS,
     attention_layer,
-    check_even_heads,
     is_rotated,
     mask_of,
-    rotary_by_kind,
-    write_heads,
-    write_windows,
 )
 from ..layout import Layout
 from ..reading import multimodal
-from ..reading.decoders import ACTIVATIONS, NAMES, activation_of, attention_of, write_sizes
-from ..reading.model_config import ConfigFile, nested
+from ..reading.decoders import activation_of
+from ..reading.model_config import ConfigFile
 from ..reading.rotary import (
     read_nested_rotary,
     read_rotary,
     read_rotary_by_kind,
-    write_nested,
-    write_rotary,
-    write_rotary_by_kind,
 )
 from ..rows.attention import Table, interleaved_rotary
 from ..rows.common import TIE
@@ -50,6 +42,18 @@ from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, OURS, QUAN
 from . import experts, latent, runs
 from .buffers import rows_of_buffers
 from .description import Description, KeySource, dumps
+from .writing import (
+    ACTIVATED,
+    FIRST_WITH_WINDOW,
+    FROM_WINDOW,
+    LATE,
+    OPTIONAL,
+    POSITIONS,
+    ROTARY,
+    SCALING,
+    UNROTATED,
+    FamilyWriter,
+)
 
 SETTINGS = {
     "num_heads": ("num_attention_heads",),
@@ -118,22 +122,20 @@ class FamilyReader:
         if not qk_norm.pop("switch", True):
             qk_norm = {}
         temperature = self.part(config, "temperature")
-        sizes: dict[str, Any] = {
-            "d_in": config.integer("hidden_size"),
-            "num_heads": config.integer("num_attention_heads"),
-            "dropout": config.number_or_none("attention_dropout") or 0.0,
-        }
+        width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         fields, options = self.description.fields, self.part(config, "attention")
         scaled, by_layer = options.pop("scaled", True), options.pop("scaled_by_layer", False)
         if options.pop("last_out_bias", False):
             options["out_bias"] = layer == config.integer("num_hidden_layers") - 1
         if "layers.heads" in fields:
-            sizes["num_heads"] = runs.read_number(config, fields["layers.heads"].key, layer, sizes["num_heads"])
+            heads = runs.read_number(config, fields["layers.heads"].key, layer, heads)
         head_dim = options.get("head_dim") or _shared_width(config)
         if not scaled or by_layer:
             options["scale"] = (head_dim**-0.5 if scaled else 1.0) / (layer + 1 if by_layer else 1)
         spec = GroupedQueryAttentionConfig(
-            **sizes,
+            width,
+            heads,
+            dropout=config.number_or_none("attention_dropout") or 0.0,
             **options,
             position=self._position(config, kind, head_dim) if self._turns(config, layer) else None,
             qk_norm=QKNorm(**qk_norm) if qk_norm else None,
@@ -201,8 +203,8 @@ class FamilyReader:
 
         The field ``layers.rule`` selects the source: "window", the width; "window or types" and "types or window",
         ``layer_types``, or else the width; "types or late window", likewise, from the layer ``max_window_layers`` on;
-        "types or still window", likewise, in layers without rotary positions; "types", ``layer_types``, or else the
-        pattern, or, where ``layers.interval`` is a field, a layer without the window in every so many.
+        "types or unrotated window", likewise, in layers without rotary positions; "types", ``layer_types``, or else the
+        pattern; with the field ``layers.interval``, or else the last layer of each interval has no window.
         """
         rule = self.description.fields["layers.rule"].value
         is_off = "layers.switch" in self.description.fields and not self.value(config, "layers.switch")
@@ -210,7 +212,7 @@ class FamilyReader:
             return KINDS[False]
         if rule == "window":
             return KINDS[config.integer_or_none("sliding_window") is not None]
-        if rule in _FROM_WINDOW:
+        if rule in FROM_WINDOW:
             return config.layer_type(layer, KINDS[config.integer_or_none("sliding_window") is not None])
         if rule == "full":
             return KINDS[False]
@@ -219,17 +221,17 @@ class FamilyReader:
         if config.get("layer_types") is None:
             for key, accepted in self.description.fixed_pattern.items():
                 config.refuse(key, *accepted)
-        if rule == _LATE:
+        if rule == LATE:
             slides = not is_off and config.get("sliding_window") is not None
-            usual = KINDS[slides and layer >= config.integer(_FIRST_WITH_WINDOW, 0)]
-        elif rule == _STILL:
+            usual = KINDS[slides and layer >= config.integer(FIRST_WITH_WINDOW, 0)]
+        elif rule == UNROTATED:
             usual = KINDS[not is_off and config.get("sliding_window") is not None and not self._turns(config, layer)]
         elif "layers.interval" in self.description.fields:
             usual = KINDS[bool((layer + 1) % self.value(config, "layers.interval"))]
         else:
             usual = self.description.kind_of(layer, config.integer("num_hidden_layers"))
         kind = config.layer_type(layer, usual)
-        if is_off and kind != KINDS[False] and rule != _STILL:  # SmolLM3's masks have it all the same
+        if is_off and kind != KINDS[False] and rule != UNROTATED:  # which the masks of SmolLM3 ignore
             raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, but windows are switched off")
         return kind
 
@@ -248,8 +250,8 @@ class FamilyReader:
         if not source.key:
             return source.value
         name = field.partition(".")[2]
-        if source.key.startswith(_ROTARY) and config.mapping("rope_scaling"):  # which goes before, as in read_rotary
-            source = dataclasses.replace(source, key=source.key.replace(_ROTARY, _SCALING))
+        if source.key.startswith(ROTARY) and config.mapping("rope_scaling"):  # which goes before, as in read_rotary
+            source = dataclasses.replace(source, key=source.key.replace(ROTARY, SCALING))
         renamed = self.description.renamed.get(source.key, {})
         word = config.get(source.key)
         if isinstance(word, str) and word in renamed:
@@ -266,7 +268,7 @@ class FamilyReader:
             return config.integer(source.key, 0) - (config.integer(source.less, 0) if source.less else 0) + source.plus
         if read is not None:
             return read(config, source.key)
-        may_lack = name in _OPTIONAL and source.power == 1.0
+        may_lack = name in OPTIONAL and source.power == 1.0
         number = config.number_or_none(source.key) if may_lack else config.positive(source.key)
         if number is None or not source.per:
             return None if number is None else number**source.power
@@ -303,9 +305,9 @@ class FamilyReader:
             return read_nested_rotary(config, width, kind, **options)
         if options.pop("by_kind", False):
             return read_rotary_by_kind(config, width, kind, **options)
-        usual = self.description.defaults.get(_POSITIONS)
-        if usual and config.get(_POSITIONS) is None:  # null stands for the default, too
-            config = config.with_given({**config.given, _POSITIONS: usual})
+        usual = self.description.defaults.get(POSITIONS)
+        if usual and config.get(POSITIONS) is None:  # null stands for the default, too
+            config = config.with_given({**config.given, POSITIONS: usual})
         return read_rotary(config, width, kind, renamed=self.description.renamed.get("rope_type"), **options)
 
     def _turns(self, config: ConfigFile, layer: int) -> bool:
@@ -353,184 +355,14 @@ class FamilyReader:
             for row in (*self._attention_rows, *dropped)
         )
 
-    # ---- ours to a config.json
-
-    def write(self, config: DecoderConfig, model_type: str) -> dict[str, Any]:
-        """Return the keys of a config; a value that no key holds is left out, and found when they are read again."""
-        attention, heads, width = self._write_attention(config)
-        if self.description.even_heads:
-            check_even_heads(config, attention.num_heads)
-        first = config.blocks[0]
-        parts = {
-            "attention": attention,
-            "qk_norm": getattr(attention, "qk_norm", None),
-            "temperature": getattr(attention, "temperature", None),
-            "position": attention.position,
-            "norm": first.norm,
-            "last_norm": config.norm,
-            "block": first,
-            "model": config,
-            "layers": types.SimpleNamespace(
-                heads=[getattr(one.attention, "num_heads", 0) for one in config.blocks],
-                rotated=[int(getattr(one.attention, "position", None) is not None) for one in config.blocks],
-            ),
-            **experts.written_parts(config),
-        }
-        rotary = self._write_rotary(config, width)
-        self._check_scaling(config, rotary, width)
-        written = {
-            **write_sizes(config),
-            **heads,
-            **rotary,
-            **self._write_masks(config),
-            # transformers takes a key without a default that is null for one that is set
-            **{
-                key: values[0]
-                for key, values in self.description.fixed.items()
-                if values[0] is not None or key in (*self.description.defaults, *rotary)
-            },
-            **{
-                key: config.vocab_size if other == "vocab_size" else config.emb_dim
-                for key, other in self.description.same.items()
-            },
-        }
-        if "layers.switch" in self.description.fields:
-            written[self.description.fields["layers.switch"].key] = (
-                write_windows(config).get("sliding_window") is not None
-            )
-        if "qk_norm.switch" in self.description.fields:
-            written[self.description.fields["qk_norm.switch"].key] = getattr(attention, "qk_norm", None) is not None
-        if "attention.scaled" in self.description.fields:
-            scales = [getattr(one.attention, "scale", None) for one in config.blocks]
-            written[self.description.fields["attention.scaled"].key] = width == 1 or scales[0] != 1.0
-            written[self.description.fields["attention.scaled_by_layer"].key] = len(set(scales)) > 1
-        if "model.scale_switch" in self.description.fields:
-            written[self.description.fields["model.scale_switch"].key] = config.embedding_scale != 1.0
-        for field, key in (("head_dim", "head_dim"), ("num_kv_heads", "num_key_value_heads")):
-            if f"attention.{field}" not in self.description.fields and latent.LATENT_DIM not in self.description.fields:
-                written.pop(key, None)
-        for field, source in self.description.fields.items():
-            part, _, name = field.partition(".")
-            value = getattr(parts.get(part), name, None)
-            if source.times and value is not None:
-                written[source.key] = value // max(1, written.get(source.times, 1))
-            elif (source.less or source.plus) and value is not None:
-                offset = config.position_offset if source.less else 0
-                written[source.key] = value + offset if source.less else value - source.plus
-            elif source.key and part == "position":
-                written[source.key] = _written(name, getattr(attention.position, name, value), source)
-            elif name in _ACTIVATED and source.key and value is not None:
-                written[source.key] = self._activation_name(source.key, value)
-            elif source.per and value is not None:
-                written[source.key] = source.product(value, written[source.per] ** source.per_power)
-            elif source.key not in ("", "hidden_size") and (value is not None or name in _OPTIONAL):
-                written[source.key] = self._whole(source.key, _written(name, value, source))
-        inner = {key: value for key, value in written.items() if key.startswith(_ROTARY)}
-        scaling = {**(written.get("rope_scaling") or {"rope_type": "default"})}
-        scaling |= {key.removeprefix(_ROTARY): value for key, value in inner.items()}
-        written |= {"rope_scaling": scaling} if inner else {}
-        names = {**self.description.keys, **self.description.written}
-        kind = self.description.model_type
-        alone = {"is_decoder": True, "is_encoder_decoder": False} if kind in multimodal.DECODERS else {}
-        keys = {"model_type": kind, **alone, **written}
-        return nested({names.get(key, key): value for key, value in keys.items() if key not in inner})
-
-    def _write_masks(self, config: DecoderConfig) -> dict[str, object]:
-        """Return the keys of the kinds of layers, and of their window."""
-        rule = self.description.fields["layers.rule"].value
-        if rule == "full":
-            return {}
-        masks = write_windows(config)
-        if rule in ("types", "types or window", _STILL):
-            return masks
-        if rule == _LATE:  # older versions of transformers know windows by their first layer alone
-            listed = masks["layer_types"]
-            late = listed.index(KINDS[True]) if KINDS[True] in listed else len(listed)
-            return {**masks, _FIRST_WITH_WINDOW: late}
-        kinds = {runs.KEY: runs.write_runs(masks.pop("layer_types"))} if rule == "runs" else {}
-        # A class without windows has no key; one with runs has no null.
-        width = (
-            {"sliding_window": masks.get("sliding_window")} if rule in _OF_WIDTH or masks.get("sliding_window") else {}
-        )
-        return {**kinds, **width} if rule in ("runs", *_OF_WIDTH) else {}
-
-    def _whole(self, key: str, value: Any) -> object:
-        """Return a number as the type of its default: `transformers` takes no float where that is an integer."""
-        is_whole = type(self.description.defaults.get(key)) is int and isinstance(value, float)
-        return max(1, round(min(value, 2.0**53))) if is_whole else value
-
-    def _activation_name(self, key: str, activation: Activation) -> str:
-        """Return the name that a file of the family has for an activation."""
-        own = self.description.renamed.get(key, {})
-        names = (theirs for theirs, usual in own.items() if ACTIVATIONS.get(usual) == activation)
-        return next(names, NAMES[activation])
-
-    def _write_attention(
-        self, config: DecoderConfig
-    ) -> tuple[GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig, dict[str, object], int]:
-        """Return the attention, the keys of its heads, and the width that rotary positions may turn a part of."""
-        if latent.LATENT_DIM in self.description.fields:
-            of_latent = attention_of(config, MultiHeadLatentAttentionConfig)
-            return of_latent, latent.write_heads(of_latent), of_latent.rope_dim
-        attention = attention_of(config, GroupedQueryAttentionConfig)
-        return attention, write_heads(attention), attention.head_dim or 0
-
-    def _write_rotary(self, config: DecoderConfig, width: int) -> dict[str, object]:
-        if self.description.fields.keys() & {"position.dim", "position.fixed"}:
-            return {}  # a width alone, or nothing: the class reads neither a base nor a scaling
-        positions = [getattr(block.attention, "position", None) for block in config.blocks]
-        first = next((position for position in positions if position is not None), None)
-        source = self.description.fields.get("position.partial")
-        partial = width if source is not None and source.value else None
-        if self.description.fields.keys() & {"position.nested", "position.by_kind"}:
-            by_kind = rotary_by_kind(config, write_windows(config)["layer_types"])
-            if "position.nested" in self.description.fields:
-                return write_nested(by_kind, partial)
-            theta: Any = self.description.fields["position.theta"].value
-            local_key = self.description.fields.get("position.local_key")
-            return write_rotary_by_kind(by_kind, theta, str(local_key.value) if local_key else "")
-        keys = write_rotary(first, partial)
-        context = getattr(getattr(first, "scaling", None), "original_context", None)
-        if context is not None and _CONTEXT in self.description.defaults:
-            keys[_CONTEXT] = context
-        if _POSITIONS in self.description.defaults and not keys.get("rope_scaling"):  # the default may scale them
-            return {_POSITIONS: {"rope_type": "default", "rope_theta": keys.get("rope_theta")}}
-        return keys
-
-    def _check_scaling(self, config: DecoderConfig, rotary: dict[str, Any], width: int) -> None:
-        """Refuse scaled positions that the class has no name for, or only for heads that share the model's width."""
-        scaling, allowed = rotary.get("rope_scaling"), self.description.scalings
-        heads = attention_of(config, GroupedQueryAttentionConfig).num_heads if allowed else 0
-        if scaling and allowed and (scaling["rope_type"] not in allowed or width != config.emb_dim // heads):
-            raise ValueError(f"scaling ({scaling['rope_type']}, heads of {width}) can't be said there")
+    def write(self, config: DecoderConfig, model_type: str) -> dict[str, object]:
+        """Return the keys of a config, as `FamilyWriter` writes them."""
+        return FamilyWriter(self.description).write(config)
 
 
-def _written(name: str, value: Any, source: KeySource) -> object:
-    return value == "interleaved" if name == "pairing" else source.root(value)
-
-
-_FROM_WINDOW = ("window or types", "types or window")
-_LATE, _STILL = "types or late window", "types or still window"
-_OF_WIDTH = ("window", "window or types")
-"""Rules of layers' kinds of which a config is written with the width of the window alone."""
-
-_FIRST_WITH_WINDOW = "max_window_layers"
-"""Key of the first layer with a window, in spite of its name."""
-
-_POSITIONS = "rope_parameters"
-"""Key of rotary positions."""
-
-_CONTEXT = "original_max_position_embeddings"
-"""Key of the length that positions are scaled from, next to those of positions."""
-
-_ROTARY, _SCALING = f"{_POSITIONS}.", "rope_scaling."
-"""Beginnings of keys of rotary positions, by their newer and their older name."""
-
-_ACTIVATED = ("activation", "head_activation")
 _SWITCHES = ("switch", "scale_switch", "scaled", "scaled_by_layer")
 _FLAGS = (*_SWITCHES, "qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias")
 _COUNTS = ("shared", "first", "last", "step")
-_OPTIONAL = ("scale", "softcap", "logit_softcap", "clip")
 _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     **dict.fromkeys(_FLAGS, ConfigFile.flag),
     **dict.fromkeys(("hidden_dim", "num_experts", "top_k", "number", "chosen"), ConfigFile.integer),
@@ -545,7 +377,7 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     **dict.fromkeys(("latent_dim", "nope_dim", "rope_dim", "value_dim"), ConfigFile.integer),
     "position_offset": lambda config, key: config.integer(key, 0),
     "pairing": lambda config, key: "interleaved" if config.flag(key) else "half",
-    **dict.fromkeys(_ACTIVATED, lambda config, key: activation_of(config, key)),
+    **dict.fromkeys(ACTIVATED, lambda config, key: activation_of(config, key)),
 }
 
 

@@ -218,8 +218,8 @@ def read_rotary_by_kind(
     return make_nested_rotary(config, head_dim, values, usual if base is None else base)
 
 
-def write_rotary_by_kind(positions: Mapping[str, object], theta: float, local_key: str = "") -> dict[str, Any]:
-    """Return the keys that `read_rotary_by_kind` reads, by their older names where these say the same.
+def write_rotary_by_kind(positions: Mapping[str, object], theta: object, local_key: str = "") -> dict[str, object]:
+    """Return the keys that `read_rotary_by_kind` reads, by their older names where these have the same meaning.
 
     Those can't scale layers with a window; without a key of their base, only the usual base is the same in all
     versions of `transformers`.

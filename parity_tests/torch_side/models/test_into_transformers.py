@@ -273,6 +273,7 @@ def test_the_architectures_are_those_of_transformers():
     alone = {
         **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "emu3_text_model": "Emu3ForCausalLM",  # which the table has for the whole model
+        "gemma3": "Gemma3ForCausalLM",  # which is written as its text model
     }
     pairs = {**auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
     ours = {name: family.architecture for name, family in WRITTEN.items()}

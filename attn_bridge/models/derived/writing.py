@@ -1,0 +1,208 @@
+"""The way back of a described family: our config to the keys of a config.json."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from ...specs.blocks.feed_forward import Activation
+from ...specs.decoder_model import DecoderConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
+from ..handwritten.grouped import KINDS, check_even_heads, rotary_by_kind, write_heads, write_windows
+from ..reading import multimodal
+from ..reading.decoders import ACTIVATIONS, NAMES, attention_of, write_sizes
+from ..reading.model_config import nested
+from ..reading.rotary import write_nested, write_rotary, write_rotary_by_kind
+from . import experts, latent, runs
+from .description import Description, KeySource
+
+FROM_WINDOW = ("window or types", "types or window")
+LATE, UNROTATED = "types or late window", "types or unrotated window"
+_OF_WIDTH = ("window", "window or types")
+"""Rules of layers' kinds of which a config is written with the width of the window alone."""
+
+FIRST_WITH_WINDOW = "max_window_layers"
+"""Key of the first layer with a window, in spite of its name."""
+
+POSITIONS = "rope_parameters"
+"""Key of rotary positions."""
+
+_CONTEXT = "original_max_position_embeddings"
+"""Key of the length that positions are scaled from, next to those of positions."""
+
+ROTARY, SCALING = f"{POSITIONS}.", "rope_scaling."
+"""Beginnings of keys of rotary positions, by their newer and their older name."""
+ACTIVATED = ("activation", "head_activation")
+"""Fields that hold activations."""
+
+OPTIONAL = ("scale", "softcap", "logit_softcap", "clip")
+"""Fields of numbers that may be null."""
+
+
+class FamilyWriter:
+    """Writes the configs of a described family.
+
+    Args:
+        description: the family.
+    """
+
+    def __init__(self, description: Description):
+        self.description = description
+
+    def write(self, config: DecoderConfig) -> dict[str, object]:
+        """Return the keys of a config; a value that no key holds is left out, and found when they are read again."""
+        attention, heads, width = self._write_attention(config)
+        if self.description.even_heads:
+            check_even_heads(config, attention.num_heads)
+        first = config.blocks[0]
+        parts = {
+            "attention": attention,
+            "qk_norm": getattr(attention, "qk_norm", None),
+            "temperature": getattr(attention, "temperature", None),
+            "position": attention.position,
+            "norm": first.norm,
+            "last_norm": config.norm,
+            "block": first,
+            "model": config,
+            "layers": types.SimpleNamespace(
+                heads=[getattr(one.attention, "num_heads", 0) for one in config.blocks],
+                rotated=[int(getattr(one.attention, "position", None) is not None) for one in config.blocks],
+            ),
+            **experts.written_parts(config),
+        }
+        rotary = self._write_rotary(config, width)
+        self._check_scaling(config, rotary, width)
+        written = {
+            **write_sizes(config),
+            **heads,
+            **rotary,
+            **self._write_masks(config),
+            # transformers takes a key without a default that is null for one that is set
+            **{
+                key: values[0]
+                for key, values in self.description.fixed.items()
+                if values[0] is not None or key in (*self.description.defaults, *rotary)
+            },
+            **{
+                key: config.vocab_size if other == "vocab_size" else config.emb_dim
+                for key, other in self.description.same.items()
+            },
+        }
+        if "layers.switch" in self.description.fields:
+            written[self.description.fields["layers.switch"].key] = (
+                write_windows(config).get("sliding_window") is not None
+            )
+        if "qk_norm.switch" in self.description.fields:
+            written[self.description.fields["qk_norm.switch"].key] = getattr(attention, "qk_norm", None) is not None
+        if "attention.scaled" in self.description.fields:
+            scales = [getattr(one.attention, "scale", None) for one in config.blocks]
+            written[self.description.fields["attention.scaled"].key] = width == 1 or scales[0] != 1.0
+            written[self.description.fields["attention.scaled_by_layer"].key] = len(set(scales)) > 1
+        if "model.scale_switch" in self.description.fields:
+            written[self.description.fields["model.scale_switch"].key] = config.embedding_scale != 1.0
+        for field, key in (("head_dim", "head_dim"), ("num_kv_heads", "num_key_value_heads")):
+            if f"attention.{field}" not in self.description.fields and latent.LATENT_DIM not in self.description.fields:
+                written.pop(key, None)
+        for field, source in self.description.fields.items():
+            part, _, name = field.partition(".")
+            value = getattr(parts.get(part), name, None)
+            if source.times and value is not None:
+                written[source.key] = value // max(1, written.get(source.times, 1))
+            elif (source.less or source.plus) and value is not None:
+                offset = config.position_offset if source.less else 0
+                written[source.key] = value + offset if source.less else value - source.plus
+            elif source.key and part == "position":
+                written[source.key] = _written(name, getattr(attention.position, name, value), source)
+            elif name in ACTIVATED and source.key and value is not None:
+                written[source.key] = self._activation_name(source.key, value)
+            elif source.per and value is not None:
+                written[source.key] = source.product(value, written[source.per] ** source.per_power)
+            elif source.key not in ("", "hidden_size") and (value is not None or name in OPTIONAL):
+                written[source.key] = self._whole(source.key, _written(name, value, source))
+        inner = {key: value for key, value in written.items() if key.startswith(ROTARY)}
+        scaling = {**(written.get("rope_scaling") or {"rope_type": "default"})}
+        scaling |= {key.removeprefix(ROTARY): value for key, value in inner.items()}
+        written |= {"rope_scaling": scaling} if inner else {}
+        names = {**self.description.keys, **self.description.written}
+        kind = self.description.model_type
+        alone = {"is_decoder": True, "is_encoder_decoder": False} if kind in multimodal.DECODERS else {}
+        keys = {"model_type": kind, **alone, **written}
+        return nested({names.get(key, key): value for key, value in keys.items() if key not in inner})
+
+    def _write_masks(self, config: DecoderConfig) -> dict[str, object]:
+        """Return the keys of the kinds of layers, and of their window."""
+        rule = self.description.fields["layers.rule"].value
+        if rule == "full":
+            return {}
+        masks = write_windows(config)
+        if rule in ("types", "types or window", UNROTATED):
+            return masks
+        if rule == LATE:  # older versions of transformers know windows by their first layer alone
+            listed = masks["layer_types"]
+            late = listed.index(KINDS[True]) if KINDS[True] in listed else len(listed)
+            return {**masks, FIRST_WITH_WINDOW: late}
+        kinds = {runs.KEY: runs.write_runs(masks.pop("layer_types"))} if rule == "runs" else {}
+        # A class without windows has no key; one with runs has no null.
+        width = (
+            {"sliding_window": masks.get("sliding_window")} if rule in _OF_WIDTH or masks.get("sliding_window") else {}
+        )
+        return {**kinds, **width} if rule in ("runs", *_OF_WIDTH) else {}
+
+    def _whole(self, key: str, value: object) -> object:
+        """Return a number as the type of its default: `transformers` takes no float where that is an integer."""
+        if type(self.description.defaults.get(key)) is not int or not isinstance(value, float):
+            return value
+        return max(1, round(min(value, 2.0**53)))
+
+    def _activation_name(self, key: str, activation: Activation) -> str:
+        """Return the name that a file of the family has for an activation."""
+        own = self.description.renamed.get(key, {})
+        names = (theirs for theirs, usual in own.items() if ACTIVATIONS.get(usual) == activation)
+        return next(names, NAMES[activation])
+
+    def _write_attention(
+        self, config: DecoderConfig
+    ) -> tuple[GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig, dict[str, object], int]:
+        """Return the attention, the keys of its heads, and the width that rotary positions may turn a part of."""
+        if latent.LATENT_DIM in self.description.fields:
+            of_latent = attention_of(config, MultiHeadLatentAttentionConfig)
+            return of_latent, latent.write_heads(of_latent), of_latent.rope_dim
+        attention = attention_of(config, GroupedQueryAttentionConfig)
+        return attention, write_heads(attention), attention.head_dim or 0
+
+    def _write_rotary(self, config: DecoderConfig, width: int) -> dict[str, object]:
+        if self.description.fields.keys() & {"position.dim", "position.fixed"}:
+            return {}  # a width alone, or nothing: the class reads neither a base nor a scaling
+        positions = [getattr(block.attention, "position", None) for block in config.blocks]
+        first = next((position for position in positions if position is not None), None)
+        source = self.description.fields.get("position.partial")
+        partial = width if source is not None and source.value else None
+        if self.description.fields.keys() & {"position.nested", "position.by_kind"}:
+            by_kind = rotary_by_kind(config, write_windows(config)["layer_types"])
+            if "position.nested" in self.description.fields:
+                return write_nested(by_kind, partial)
+            local_key = self.description.fields.get("position.local_key")
+            theta = self.description.fields["position.theta"].value
+            return write_rotary_by_kind(by_kind, theta, str(local_key.value) if local_key else "")
+        keys = write_rotary(first, partial)
+        context = getattr(getattr(first, "scaling", None), "original_context", None)
+        if context is not None and _CONTEXT in self.description.defaults:
+            keys[_CONTEXT] = context
+        if POSITIONS in self.description.defaults and not keys.get("rope_scaling"):  # the default may scale them
+            return {POSITIONS: {"rope_type": "default", "rope_theta": keys.get("rope_theta")}}
+        return keys
+
+    def _check_scaling(self, config: DecoderConfig, rotary: Mapping[str, object], width: int) -> None:
+        """Refuse scaled positions that the class has no name for, or only for heads that share the model's width."""
+        scaling, allowed = rotary.get("rope_scaling"), self.description.scalings
+        if not allowed or not isinstance(scaling, Mapping):
+            return
+        heads = attention_of(config, GroupedQueryAttentionConfig).num_heads
+        if scaling["rope_type"] not in allowed or width != config.emb_dim // heads:
+            raise ValueError(f"scaling ({scaling['rope_type']}, heads of {width}) can't be said there")
+
+
+def _written(name: str, value: Any, source: KeySource) -> object:
+    return value == "interleaved" if name == "pairing" else source.root(value)
