@@ -26,8 +26,8 @@ Which = Literal["first", "second", "torch", "flax"]
 """A side; torch and flax are other names of the first and the second."""
 
 _PARAMETRIZED = re.compile(r"\bparametrizations\.(\w+)\.(?:\d+\.)?_?")
-"""The path that torch gives what a parametrization holds: its modules are numbered, and spectral norm calls its vectors
-``_u`` and ``_v``."""
+"""Path of a tensor of torch's parametrizations, numbered per parameter; spectral norm calls its vectors ``_u`` and
+``_v``."""
 
 
 @dataclasses.dataclass(frozen=True)
