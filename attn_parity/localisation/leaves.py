@@ -21,6 +21,12 @@ _MAX_AXES = 4
 """Most axes whose orders are all considered (4! = 24); of more, one axis may have moved, as the channels of a volume
 do."""
 
+_MOST_POSITIONS = 64
+"""Most positions of an array's largest number in another array at which the whole array is looked for."""
+
+_MOST_STRIDE = 4
+"""Largest stride at which an array's numbers are looked for in another, as one side's convolution may take them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class AxisTurn:
@@ -131,23 +137,45 @@ def shaped_apart(first: Sequence[Array], second: Sequence[Array]) -> bool:
 def got_apart(calls: Mapping[Side, Call], groups: Sequence[LeafGroup]) -> bool:
     """Return whether both sides get arrays that cannot be fed, with different numbers.
 
-    A cell may get its input and its state joined on one side alone: all numbers of one are then among the other's.
-    Otherwise the code in front differs. Masks, whose form differs, do not count.
+    A cell may get its input and its state joined on one side alone, and a convolution its image with a border: all
+    numbers of one are then among the other's, as a block where both have as many axes. Otherwise the code in front
+    differs. Masks, whose form differs, do not count.
     """
-    left = []
+    left: list[list[Array]] = []
     for side in ("first", "second"):
         places = {place for group in groups for place in group.places(side)}
         leaves = enumerate(calls[side].arguments.leaves)
-        rest = [leaf for place, leaf in leaves if place not in places and is_float(leaf) and not is_mask(leaf)]
-        left.append(np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in rest]) if rest else np.zeros(0))
-    if not all(numbers.size for numbers in left):
+        left.append([leaf for place, leaf in leaves if place not in places and is_float(leaf) and not is_mask(leaf)])
+    fewer, more = sorted(left, key=lambda rest: sum(leaf.size for leaf in rest))
+    if not any(leaf.size for leaf in fewer):
         return False
-    fewer, more = sorted(left, key=len)
-    more = np.sort(more)
-    above = np.minimum(np.searchsorted(more, fewer), len(more) - 1)
-    below = np.maximum(above - 1, 0)
-    nearest = np.minimum(np.abs(fewer - more[above]), np.abs(fewer - more[below]))
-    return bool(nearest.max() > _CLOSE * np.abs(more).max())
+    return not all(any(_is_within(leaf, other) for other in more) for leaf in fewer)
+
+
+def _is_within(part: Array, whole: Array) -> bool:
+    """Return whether all numbers of an array are among another's, as a block where both have as many axes.
+
+    The block may be strided.
+    """
+    if not part.size or not whole.size:
+        return not part.size
+    bound = _CLOSE * float(np.abs(whole).max())
+    if part.ndim != whole.ndim:
+        wanted, numbers = np.ravel(part), np.sort(np.ravel(whole))
+        above = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+        nearest = np.minimum(np.abs(wanted - numbers[above]), np.abs(wanted - numbers[np.maximum(above - 1, 0)]))
+        return bool(nearest.max() <= bound)
+    for axes in _orders(part.ndim):
+        turned = part.transpose(axes)
+        largest = np.unravel_index(np.argmax(np.abs(turned)), turned.shape)
+        for position in np.argwhere(np.abs(whole - turned[largest]) <= bound)[:_MOST_POSITIONS]:
+            for stride in range(1, _MOST_STRIDE + 1):
+                steps = np.where(np.greater(whole.shape, turned.shape), stride, 1)
+                start = np.maximum(position - steps * largest, 0)
+                block = whole[tuple(map(slice, start, start + steps * turned.shape, steps))]
+                if block.shape == turned.shape and np.abs(block - turned).max() <= bound:
+                    return True
+    return False
 
 
 def other_layouts(

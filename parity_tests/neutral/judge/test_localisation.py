@@ -9,7 +9,14 @@ import pytest
 
 from attn_parity.localisation import search
 from attn_parity.localisation.between import PairedCall, calls_inside, located
-from attn_parity.localisation.leaves import fed_alike, match_by_place, match_leaves, other_layouts, whole_numbers
+from attn_parity.localisation.leaves import (
+    fed_alike,
+    got_apart,
+    match_by_place,
+    match_leaves,
+    other_layouts,
+    whole_numbers,
+)
 from attn_parity.localisation.sides import Sides
 from attn_parity.localisation.weighing import explained
 from attn_parity.matching.submodule_pairs import pair_modules
@@ -69,6 +76,26 @@ def test_axes_may_be_exchanged_beside_merged_ones(shapes, axes):
     layouts = other_layouts(*both, match_leaves(*both))
     assert {group.turn.axes for groups in layouts for group in groups} >= ({axes} if axes else set())
     assert all(group.turn.keeps_neighbours for groups in layouts for group in groups)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_apart"),
+    [(lambda x: x, False), (lambda x: x[:, ::-1], True), (lambda x: x + 1e-3, True)],
+    ids=["the same", "channels exchanged", "other numbers"],
+)
+@pytest.mark.parametrize("holds", ["a border", "an image more", "a channel more"])
+def test_inputs_of_other_shapes_are_the_same_if_one_holds_the_other(holds, change, is_apart):
+    x = draw(2, 3, 4, 4)
+    around = {
+        "a border": np.pad(change(x), ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect").transpose(0, 2, 3, 1),
+        "an image more": np.concatenate([change(x), draw(1, 3, 4, 4)]),
+        "a channel more": np.concatenate([draw(2, 1, 4, 4), change(x)], 1),
+    }
+    calls = {
+        side: Call("conv", 0, 0, Arguments((given,)), [], [])
+        for side, given in (("first", x), ("second", around[holds]))
+    }
+    assert got_apart(calls, []) is is_apart
 
 
 def test_masks_of_other_encodings_do_not_take_each_others_place():
