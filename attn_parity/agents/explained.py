@@ -38,10 +38,10 @@ def explained(data: Data, name: str, path: str) -> tuple[list[str], str]:
     if tensors:
         own = _submodule_of(tensors[0], nodes)
         lines = [*_tensors(tensors, report), *_around_tensor(tensors[0], own, report), *_causes(own, data, report)]
-        shown = next((tensor for tensor in tensors if tensor.verdict != "equal"), None)
-        if shown is None:
+        unequal = next((tensor for tensor in tensors if tensor.verdict != "equal"), None)
+        if unequal is None:
             return lines, steps.elsewhere(report, name, f"{path} is equal: mend nothing for it")
-        return lines, steps.after_tensor(shown, own, report, name)
+        return lines, steps.after_tensor(unequal, own, report, name)
     if node is None:
         names = [tensor.name for tensor in report.tensors] + [str(each["path"]) for each in nodes if each.get("path")]
         raise ValueError(f"{printable(path)} is no tensor or submodule of {name}; it has {', '.join(names[:20])}")

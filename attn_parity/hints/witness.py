@@ -39,9 +39,9 @@ def _furthest(evidence: Evidence) -> Iterator[tuple[float, str, tuple[int, ...],
             for number, (ours, theirs) in enumerate(zip(evidence.first_outputs, evidence.second_outputs, strict=False))
         ]
     else:
-        both = [name for name in evidence.first_gradients if name in evidence.second_gradients]
+        shared = [name for name in evidence.first_gradients if name in evidence.second_gradients]
         pairs = [
-            (f"gradient of {name}", evidence.first_gradients[name], evidence.second_gradients[name]) for name in both
+            (f"gradient of {name}", evidence.first_gradients[name], evidence.second_gradients[name]) for name in shared
         ]
     for name, ours, theirs in pairs:
         if ours.shape != theirs.shape or not ours.size or not np.issubdtype(ours.dtype, np.floating):

@@ -85,6 +85,7 @@ TAKEN = {
     "check_positions": [((4,), "int32", 2, 4), ((2, 4), "uint8", 2, 4), ((1, 4), "int64", 2, 4), *ROWS],
     "check_rows_given": [(None,)],
     "check_shared": [(True, True), (False, False)],
+    "check_table": [(True, (32, 4), (32, 4)), (False, None, (32, 4)), (False, None, None)],
 }
 
 # Check, its arguments, and the message; TypeErrors are about kinds and dtypes.
@@ -329,6 +330,13 @@ REFUSED = [
     ),
     ("check_shared", (True, False), "shared must be given to attention that does not project keys"),
     ("check_shared", (False, True), "shared must be None for attention that projects keys"),
+    ("check_table", (True, None, (32, 4)), "relative_bias must be given to attention whose position shares it"),
+    ("check_table", (False, (32, 4), (32, 4)), "relative_bias must be None: no position shares it"),
+    (
+        "check_table",
+        (True, (4, 32), (32, 4)),
+        "relative_bias must have shape (num_buckets, num_heads) = (32, 4), got (4, 32)",
+    ),
     ("check_rows_given", ((2, 3, 4),), "positions of an image must be given, of shape (rows, B, T) = (2, 3, 4)"),
 ]
 

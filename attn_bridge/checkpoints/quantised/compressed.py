@@ -114,8 +114,8 @@ def unpacked(data: Array, start: int, count: int, bits: int) -> Array:
     """Return `count` numbers of up to 8 bits from each row of bytes, from bit `start` on."""
     at = start + np.arange(count) * bits
     padded = np.concatenate([data, np.zeros((len(data), 1), np.uint8)], axis=1).astype(np.uint16)
-    both = padded[:, at // 8] | padded[:, at // 8 + 1] << 8
-    return (both >> (at % 8).astype(np.uint16) & (1 << bits) - 1).astype(np.uint8)
+    window = padded[:, at // 8] | padded[:, at // 8 + 1] << 8
+    return (window >> (at % 8).astype(np.uint16) & (1 << bits) - 1).astype(np.uint8)
 
 
 def find(reader: Reader, config: Mapping[str, object]) -> list[CompressedTensor]:

@@ -158,7 +158,7 @@ _RIGHT = {
     "key_norm.shift": (3,),
     "W_index_weights.weight": (2, WIDTH),
     "sinks": (4,),
-    "relative_bias": (8, 4),
+    "relative_bias": (6, 4),
     "linear_att.D": (8,),
     **{f"lambda_{letter}{number}": (2,) for letter in "qk" for number in (1, 2)},
     "router.weight": (3, WIDTH),
