@@ -32,6 +32,7 @@ from attn_bridge.specs import (
     LayerInputConfig,
     LayerNormConfig,
     MixtureOfExpertsConfig,
+    RelativeBias,
     RMSNormConfig,
     Rotary,
     Router,
@@ -181,6 +182,21 @@ def _encoder_decoder() -> EncoderDecoderConfig:
     return EncoderDecoderConfig(VOCABULARY, stack(full(), None), stack(causal(), cross), logits_bias=True)
 
 
+def _shared_bias() -> EncoderDecoderConfig:
+    """Return a T5, whose second blocks take the biases of positions from the first."""
+
+    def stack(mask: Mask, cross: CrossAttentionConfig | None) -> StackConfig:
+        bias = RelativeBias(8, TOKENS, bidirectional=cross is None)
+        first = GroupedQueryAttentionConfig(WIDTH, HEADS, head_dim=4, position=bias, mask=mask, scale=1.0)
+        later = first.replace(position=dataclasses.replace(bias, shared=True))
+        norm, feed_forward = RMSNormConfig(WIDTH), FeedForwardConfig(WIDTH, 24, "relu", gated=False)
+        blocks = (EncoderDecoderBlockConfig(attention, feed_forward, norm, cross) for attention in (first, later))
+        return StackConfig(WIDTH, tuple(blocks), None, norm=norm)
+
+    cross = CrossAttentionConfig(WIDTH, HEADS, head_dim=4, scale=1.0)
+    return EncoderDecoderConfig(VOCABULARY, stack(full(), None), stack(causal(), cross), logit_scale=0.25)
+
+
 def _models() -> dict[str, Config]:
     windowed, grouped = (
         GroupedQueryAttentionConfig(WIDTH, HEADS, 2, 4, position=Rotary(), mask=mask)
@@ -197,6 +213,7 @@ def _models() -> dict[str, Config]:
         "DecoderModel shared keys": _shared_keys(),
         "DecoderModel streams": _streams(),
         "EncoderDecoderModel": _encoder_decoder(),
+        "EncoderDecoderModel shared bias": _shared_bias(),
         "GPTModel": GPTModelConfig(VOCABULARY, TOKENS, WIDTH, HEADS, n_layers=2, qkv_bias=True),
         "BertEncoder": bert,
     }
