@@ -12,26 +12,22 @@ import typer
 
 from attn_bridge.cli.output import check_writable, progress, write_json, written
 from attn_bridge.cli.processes import AUTO, Jobs, Process, parse_jobs
-from attn_bridge.specs import VARIANTS
 
 from .compare import Json
-
-NAMES = ", ".join([*(variant.name for variant in VARIANTS), "dot_product_attention"])
-EXAMPLES = ", ".join(dict.fromkeys(example.name for variant in VARIANTS for example in variant.examples))
-CASE_NAMES = (
-    "odd-sizes, large-scores, one-head, one-token; of dot_product_attention grouped, windowed, capped; "
-    f"of modern variants {EXAMPLES}"
-)
 
 
 def check(
     context: typer.Context,
     variants: Annotated[
-        list[str] | None, typer.Argument(metavar="[VARIANT ...]", help=f"Default: all of {NAMES}.")
+        list[str] | None,
+        typer.Argument(metavar="[VARIANT ...]", help="Classes, such as MultiHeadAttention; all by default."),
     ] = None,
     case: Annotated[
         list[str] | None,
-        typer.Option(help=f"Only this case, of {CASE_NAMES}; layer-N with --weights (may be repeated)."),
+        typer.Option(
+            help="Only this case, such as odd-sizes or gpt-oss, or layer-N with --weights (may be repeated). A wrong "
+            "name of a class or case prints all names."
+        ),
     ] = None,
     dtype: Annotated[
         list[str] | None,

@@ -43,16 +43,16 @@ def test_console_module_runs_as_a_program_without_a_framework():
     ("statement", "limit", "heavy"),
     [
         ("import attn_bridge", 1, "numpy|typer|rich"),
-        (f"{RUN}(['--help'])", 106, "torch|jax|flax|attn_bridge.models|attn_bridge.reference"),
+        (f"{RUN}(['--help'])", 51, "torch|jax|flax|attn_bridge.models|attn_bridge.reference"),
         (
             f"{RUN}(['convert', 'source.npz', 'target.npz', '--to', 'same'])",
-            212,
+            217,
             "torch|jax|flax|transformers|fsspec|ray|huggingface_hub|h5py|gguf|optax|scipy|rich.progress|numpy.ma|"
             "attn_parity.factories|attn_bridge.cli.demo",
         ),
         (
             "import attn_parity.commands.compare, attn_parity.compare.driver, attn_parity.repro",
-            164,
+            168,
             "torch|jax|flax|scipy|rich|attn_bridge.models|attn_bridge.checkpoints",
         ),
     ],
