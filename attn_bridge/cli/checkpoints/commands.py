@@ -122,7 +122,7 @@ def convert(
     hf-bloom, hf-bart, hf-whisper, hf-t5, hf-umt5, meta-llama,
     openai-gpt-oss, book-llama3, book-qwen3, book-gemma3, tunix-llama3, tunix-qwen2, tunix-qwen3,
     tunix-gemma3, gemma-linen, maxtext, vllm, gguf-llama, gguf-qwen, gguf-gemma, gguf-gpt2,
-    flax-gpt2, flax-bert, flax-llama, flax-bart, keras-gpt2, keras-llama, keras-mistral, keras-qwen2,
+    flax-gpt2, flax-bert, flax-llama, flax-bart, flax-t5, keras-gpt2, keras-llama, keras-mistral, keras-qwen2,
     keras-qwen3, keras-gemma, keras-gemma2, keras-gemma3, keras-bert; same leaves it.
     Containers: .safetensors (or a folder of them), .pt .pth .bin, .npz, .msgpack, .orbax, .dcp; .gguf is read.
     Workers: --workers N are processes of this machine, --worker I/N is one of several anywhere, --ray

@@ -1,7 +1,7 @@
 """The Flax models of `transformers` 4 (``flax_model.msgpack``), whose names follow from those of its torch models.
 
 A Linear's weight is a kernel with its axes swapped, that of embeddings is ``embedding``, that of a LayerNorm ``scale``.
-RMSNorms of Llama have a ``weight``, and GPT-2's Conv1D holds (outputs, inputs), which torch's does not.
+RMSNorms of Llama and T5 have a ``weight``, and GPT-2's Conv1D holds (outputs, inputs), which torch's does not.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import dataclasses
 import re
 
 from ...weights.rows import Row
-from ..handwritten import bert, encoder_decoder, gpt2, llama
+from ..handwritten import bert, encoder_decoder, gpt2, llama, t5
 from ..layout import Layout
 
 WEIGHT = ".weight"
-EMBEDDINGS = "_emb.weight"
-"""Ending of our names of tables."""
+TABLES = ("_emb.weight", ".relative_bias")
+"""Endings of our names of tables."""
 
 
 def _row(row: Row, norm: str) -> Row:
@@ -24,7 +24,7 @@ def _row(row: Row, norm: str) -> Row:
         return row
     stem = row.theirs.removesuffix(WEIGHT)
     ours = row.ours[0] if row.ours else ""
-    if ours.endswith(EMBEDDINGS):
+    if ours.endswith(TABLES):
         return dataclasses.replace(row, theirs=f"{stem}.embedding")
     if ours.endswith(".scale"):
         return dataclasses.replace(row, theirs=f"{stem}.{norm}")
@@ -58,4 +58,5 @@ LAYOUTS = (
     _of(bert.LAYOUT, "flax-bert", "the Flax BERT of transformers 4", ("bert",)),
     _of(llama.LAYOUT, "flax-llama", "the Flax Llama and Mistral of transformers 4", ("llama", "mistral"), "weight"),
     _of(encoder_decoder.LAYOUTS[0], "flax-bart", "the Flax BART of transformers 4", ("bart",)),
+    _of(t5.LAYOUTS[0], "flax-t5", "the Flax T5 and mT5 of transformers 4", ("t5", "mt5"), "weight"),
 )

@@ -158,6 +158,7 @@ TIED = {
     "hf-bloom",
     "hf-bart",
     "flax-bart",
+    "flax-t5",
     "hf-whisper",
     "hf-t5",
     "hf-umt5",

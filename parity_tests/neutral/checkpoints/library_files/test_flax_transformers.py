@@ -16,19 +16,20 @@ from attn_bridge.weights.placements import LayoutError
 
 from ..checkpoints import SIZES, bert, gpt, whole
 
-TABLES = r"(wte|wpe|embed_tokens|embed_positions|shared|\w+_embeddings)\.weight"
+TABLES = r"(wte|wpe|embed_tokens|embed_positions|shared|relative_attention_bias|\w+_embeddings)\.weight"
 NORMS = r"(ln_\w+|LayerNorm|layernorm_embedding|\w*layer_norm)\.weight"
 
 
-def in_flax(state):
+def in_flax(state, kind=""):
     """Return weights of torch as `transformers` 4.55 has them in Flax: all matrices lie the other way round."""
+    norm = "weight" if kind == "t5" else "scale"
     found = {}
     for name, array in state.items():
         stem = name.removesuffix("weight")
         if re.search(TABLES, name):
             found[f"{stem}embedding"] = array
         elif re.search(NORMS, name):
-            found[f"{stem}scale"] = array
+            found[f"{stem}{norm}"] = array
         elif name.endswith(".weight") and array.ndim == 2:
             found[f"{stem}kernel"] = array.T
         else:
@@ -66,6 +67,9 @@ NAMES = {
               "model.embed_tokens.embedding": (11, 6)},
     "bart": {"model.decoder.layers.1.encoder_attn.q_proj.kernel": (6, 8), "model.shared.embedding": (11, 6),
              "model.encoder.layernorm_embedding.scale": (6,), "final_logits_bias": (1, 11)},
+    "t5": {"decoder.block.1.layer.1.EncDecAttention.q.kernel": (6, 8), "shared.embedding": (11, 6),
+           "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.embedding": (6, 4),
+           "encoder.final_layer_norm.weight": (6,)},
 }  # fmt: skip
 """Some names that the modules of transformers 4.55 have, and shapes there of the models above."""
 
@@ -73,7 +77,7 @@ NAMES = {
 @pytest.mark.parametrize("kind", NAMES)
 def test_flax_models_become_those_of_torch_and_come_back(tmp_path, kind):
     state = model(kind)
-    arrays = in_flax(state)
+    arrays = in_flax(state, kind)
     assert {name: arrays[name].shape for name in NAMES[kind]} == NAMES[kind]
     source = write(tmp_path / "flax_model.msgpack", arrays)
     assert checkpoints.inspect(source).layout == f"flax-{kind}"
@@ -98,9 +102,9 @@ def test_a_base_model_of_flax_is_given_no_head(tmp_path):
 
 
 def test_a_model_without_a_layout_is_refused_by_its_type(tmp_path):
-    names = ("shared.embedding", "encoder.block.0.layer.0.SelfAttention.q.kernel")
+    names = ("shared.embedding", "encoder.block.0.layer.0.LocalSelfAttention.LocalSelfAttention.q.kernel")
     np.savez(tmp_path / "model.npz", **dict.fromkeys(names, np.ones((4, 2))))
-    (tmp_path / "config.json").write_text('{"model_type": "t5", "d_model": 2}')
-    refused = "^no layout is for the model_type t5 of config.json; the names fit no layout; flax-bart comes closest"
+    (tmp_path / "config.json").write_text('{"model_type": "longt5", "d_model": 2}')
+    refused = "^no layout is for the model_type longt5 of config.json; the names fit no layout; flax-bart comes closest"
     with pytest.raises(LayoutError, match=refused):
         checkpoints.convert(tmp_path, tmp_path / "out", to_layout="hf-bart")
