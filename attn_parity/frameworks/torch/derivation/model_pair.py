@@ -106,6 +106,8 @@ def pair_with(theirs: nn.Module, reader: FamilyReader, config: DecoderConfig, ke
     defaults = {key: one for key, one in reader.description.defaults.items() if not {*aliases.get(key, ())} & {*keys}}
     settings = {**layout.read_settings({**defaults, **keys}), "prefix": _prefix(layout, state)}
     _, matches = layout.match(state)
+    # The head of a class may have a name in memory that its files do not have.
+    settings |= {name: 1 for row, _ in matches.values() if row.choice == "head" for name in row.alternatives}
     dropped = {name for name, (row, _) in matches.items() if row.reason}
     shapes = {name: tuple(array.shape) for name, array in state.items() if name not in dropped}
     if "fused" in layout.settings:
