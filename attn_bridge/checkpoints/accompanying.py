@@ -197,6 +197,8 @@ def find(source: Path, *, is_folder: bool, has_config: bool) -> tuple[tuple[str,
     names = sorted(path.name for path in folder.iterdir() if KNOWN.fullmatch(path.name) and not path.is_dir())
     if is_folder and not has_config and not (folder / configs.CONFIG).is_file() and (folder / configs.PARAMS).is_file():
         names.append(configs.PARAMS)
+    if not is_folder:  # without its config a model can't be loaded from there
+        names = [name for name in (configs.CONFIG, configs.PARAMS) if (folder / name).is_file()] + names
     problems = {name: "the target has no room for files beside its weights" for name in names if not is_folder}
     for name in names[MAX_FILES:]:
         problems[name] = f"there are more than {MAX_FILES} of its kind"

@@ -134,8 +134,8 @@ def test_a_target_without_room_names_what_is_not_copied(tmp_path, capsys):
     source = with_tokenizer(tmp_path / "hf")
     assert run(["convert", str(source), str(tmp_path / "x.npz")]) == 0
     (note,) = [line for line in capsys.readouterr().out.splitlines() if "not copied" in line]
-    assert note.startswith("note: not copied: chat_template.jinja, generation_config.json, merges.txt, ")
-    assert note.endswith(" and 3 more: the target has no room for files beside its weights")
+    assert note.startswith("note: not copied: config.json, chat_template.jinja, generation_config.json, ")
+    assert note.endswith(" and 4 more: the target has no room for files beside its weights")
 
 
 def test_files_that_lead_out_or_are_no_files_are_named_and_left(tmp_path, monkeypatch):
