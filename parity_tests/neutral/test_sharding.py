@@ -60,8 +60,8 @@ def test_whole_models_on_a_mesh_get_their_inputs():
     found = {case.name: sorted(case.numbers.inputs) for case in mesh_cases(tuple(MODELS))}
     kinds = ("", " experts", " hybrid", " shared keys", " streams")
     decoders = {f"DecoderModel{kind}": ["tokens"] for kind in kinds}
-    others = {"EncoderDecoderModel": ["source", "tokens"], "GPTModel": ["ids"], "BertEncoder": ["ids"]}
-    assert found == decoders | others
+    pairs = {f"EncoderDecoderModel{kind}": ["source", "tokens"] for kind in ("", " shared bias")}
+    assert found == decoders | pairs | {"GPTModel": ["ids"], "BertEncoder": ["ids"]}
 
 
 @pytest.mark.parametrize("name", ["EncoderDecoderModel", "GPTModel", "BertEncoder"])
