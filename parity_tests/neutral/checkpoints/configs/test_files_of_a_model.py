@@ -357,3 +357,13 @@ def test_what_came_from_files_of_torch_goes_back_into_safetensors(tmp_path, coun
     files = {info.file for info in found.tensors.values()}
     assert files == ({"model.safetensors"} if count == 1 else {f"model-0000{n}-of-00002.safetensors" for n in (1, 2)})
     assert {one["format"] for one in found.metadata["files"].values()} == {"pt"}  # transformers refuses it without
+
+
+def test_model_that_comes_back_without_its_config_is_noted(tmp_path):
+    source = with_config(tmp_path / "hf")
+    note = "no config.json is written, without which no model is loaded: copy that of the model"
+    assert note not in checkpoints.plan(source, tmp_path / "again", to_layout="hf-llama").notes
+    alone = checkpoints.convert(source, tmp_path / "x.npz", to_layout="flax").target
+    assert note in checkpoints.plan(alone, tmp_path / "back", to_layout="hf-llama").notes
+    assert note not in checkpoints.plan(alone, tmp_path / "back.safetensors", to_layout="hf-llama").notes
+    assert note not in checkpoints.plan(alone, tmp_path / "ours", to_layout="flax", dtype="bfloat16").notes
