@@ -71,10 +71,9 @@ class Index(Generic[Thing]):
     """
 
     def __init__(self, named: Iterable[tuple[str, Thing]], integers: frozenset[str] | None = frozenset("ij")):
-        self._named = [(whole, thing) for short, thing in named for whole in expanded(short)]
+        self._named = list(named)
         self._integers = integers
-        for template, _ in self._named:  # now, as `kinds_of` depends on it
-            _spelled.update(_DIGITS.findall(template))
+        _spelled.update(_DIGITS.findall("\n".join(short for short, _ in self._named)))  # now: `kinds_of` depends on it
 
     @functools.cached_property
     def _trees(self) -> tuple[list[Thing], _Node, _Node]:
@@ -82,12 +81,12 @@ class Index(Generic[Thing]):
         things: list[Thing] = []
         forward, backward = _Node(), _Node()
         numbers: dict[int, int] = {}
-        for template, thing in self._named:
+        for template, thing in ((whole, thing) for short, thing in self._named for whole in expanded(short)):
             number = numbers.setdefault(id(thing), len(things))
             if number == len(things):
                 things.append(thing)
             first, is_whole = _beginning(template, self._integers)
-            last = [] if is_whole else _end(template, self._integers)
+            last = () if is_whole else _end(template, self._integers)
             if len(first) > len(last) or is_whole:
                 forward.add(first, number, is_whole)
             else:
@@ -126,8 +125,12 @@ def _pieces(template: str, integers: frozenset[str] | None) -> list[str | None]:
     return pieces
 
 
-def _beginning(template: str, integers: frozenset[str] | None) -> tuple[list[str | None], bool]:
-    """Return the tokens in front of the first non-integer placeholder, and whether no such placeholder exists."""
+@functools.lru_cache(maxsize=1 << 13)
+def _beginning(template: str, integers: frozenset[str] | None) -> tuple[tuple[str | None, ...], bool]:
+    """Return the tokens in front of the first non-integer placeholder, and whether no such placeholder exists.
+
+    Layouts share most templates, so that few of them are taken apart.
+    """
     tokens: list[str | None] = []
     is_whole = True
     for number, piece in enumerate(_pieces(template, integers)):
@@ -141,10 +144,10 @@ def _beginning(template: str, integers: frozenset[str] | None) -> tuple[list[str
                 tokens.append(token)
     if not is_whole and tokens and tokens[-1] != ".":
         tokens.pop()  # the placeholder may go on with it
-    return tokens, is_whole
+    return tuple(tokens), is_whole
 
 
-def _end(template: str, integers: frozenset[str] | None) -> list[str | None]:
+def _end(template: str, integers: frozenset[str] | None) -> tuple[str | None, ...]:
     """Return the tokens after the last non-integer placeholder, in reverse."""
     pieces = _pieces(template, integers)
     at = max(number for number, piece in enumerate(pieces) if number % 2 and piece is not NUMBER)
@@ -152,7 +155,7 @@ def _end(template: str, integers: frozenset[str] | None) -> list[str | None]:
     tokens = _beginning(rest, frozenset("i"))[0]
     is_after_dot = pieces[at] == "{path}" and (pieces[:at] == [""] or str(pieces[at - 1]).endswith("."))
     if tokens and tokens[0] != "." and not is_after_dot:
-        del tokens[0]  # the placeholder may match the beginning of that token as well
+        tokens = tokens[1:]  # the placeholder may match the beginning of that token as well
     return tokens[::-1]
 
 

@@ -7,6 +7,7 @@ transposing and stacking are therefore the same operation, read from either side
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,26 @@ Check = Callable[[Shape, int, np.ndarray], bool]
 
 _AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _SIDE = re.compile(r"\s*(?:(?:[a-zA-Z]\w*|\((?:\s*[a-zA-Z]\w*)+\s*\)|\.\.\.)\s*)*")
+
+
+@functools.cache
+def _axes_of(pattern: str, extra: frozenset[str]) -> tuple[frozenset[str], str]:
+    """Return the axes of theirs in a pattern, of which tables have few, and what is wrong with it; "" if it is right.
+
+    Args:
+        pattern: axes of ours ``->`` axes of theirs.
+        extra: axes that only theirs have.
+    """
+    left, arrow, right = pattern.partition("->")
+    if not arrow or "->" in right or not _SIDE.fullmatch(left) or not _SIDE.fullmatch(right):
+        return frozenset(), "must read 'axes of ours -> axes of theirs'"
+    ours, theirs = _AXIS.findall(left), _AXIS.findall(right)
+    if ("..." in left) != ("..." in right) or len(set(theirs)) != len(theirs) or len(set(ours)) != len(ours):
+        return frozenset(), "must hold each axis once on each side"
+    if set(theirs) - set(ours) != extra or set(ours) - set(theirs):
+        further = f", and {' and '.join(sorted(extra))} in theirs" if extra else ""
+        return frozenset(), f"must hold the same axes on both sides{further}"
+    return frozenset(theirs), ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,18 +118,10 @@ class Row:
             raise LayoutError(f"{self.theirs}: names on both sides must hold the same placeholders{rest}")
         if any(isinstance(size, bool) or (isinstance(size, int) and size < 0) for size in self.split):
             raise LayoutError(f"{self.theirs}: split must hold sizes or names of settings")
-        left, arrow, right = self.pattern.partition("->")
-        if not arrow or "->" in right or not _SIDE.fullmatch(left) or not _SIDE.fullmatch(right):
-            raise LayoutError(f"{self.theirs}: pattern {self.pattern!r} must read 'axes of ours -> axes of theirs'")
-        ours, theirs = _AXIS.findall(left), _AXIS.findall(right)
-        if ("..." in left) != ("..." in right) or len(set(theirs)) != len(theirs) or len(set(ours)) != len(ours):
-            raise LayoutError(f"{self.theirs}: pattern {self.pattern!r} must hold each axis once on each side")
-        extra = {letter for letter in (self.part, self.stack) if letter}
-        if set(theirs) - set(ours) != extra or set(ours) - set(theirs):
-            raise LayoutError(
-                f"{self.theirs}: pattern {self.pattern!r} must hold the same axes on both sides"
-                + (f", and {' and '.join(sorted(extra))} in theirs" if extra else "")
-            )
+        extra = frozenset(letter for letter in (self.part, self.stack) if letter)
+        theirs, wrong = _axes_of(self.pattern, extra)
+        if wrong:
+            raise LayoutError(f"{self.theirs}: pattern {self.pattern!r} {wrong}")
         if self.along and self.along not in theirs:
             raise LayoutError(f"{self.theirs}: {self.along!r} is no axis of the pattern {self.pattern!r}")
         if len(self.ours) > 1 and bool(self.part) == bool(self.along):

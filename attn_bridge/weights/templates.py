@@ -28,9 +28,10 @@ that follows. All placeholders of a plain rule are integers.
 """
 
 
-def placeholders(template: str) -> set[str]:
-    """Return the placeholders of a template."""
-    return {"i" if name == LATER else name for name in PLACEHOLDER.findall(template)}
+@functools.cache
+def placeholders(template: str) -> frozenset[str]:
+    """Return the placeholders of a template; layouts share most of theirs."""
+    return frozenset("i" if name == LATER else name for name in PLACEHOLDER.findall(template))
 
 
 @functools.cache
