@@ -57,6 +57,7 @@ FILES = (
         "docs/attention.md",
         "docs/kernels.md",
         "docs/models.md",
+        "docs/encoder-decoders.md",
         "docs/judging-models.md",
         "docs/workers.md",
         "docs/port-llama.md",

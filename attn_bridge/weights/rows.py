@@ -27,7 +27,7 @@ _SIDE = re.compile(r"\s*(?:(?:[a-zA-Z]\w*|\((?:\s*[a-zA-Z]\w*)+\s*\)|\.\.\.)\s*)
 
 @functools.cache
 def _axes_of(pattern: str, extra: frozenset[str]) -> tuple[frozenset[str], str]:
-    """Return the axes of theirs in a pattern, of which tables have few, and what is wrong with it; "" if it is right.
+    """Return the axes of theirs in a pattern, of which tables have few, and the rule that it breaks; "" for none.
 
     Args:
         pattern: axes of ours ``->`` axes of theirs.
