@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -363,21 +363,21 @@ def cache_options(layer: nnx.Module) -> dict[str, Any]:
     return {"dtype": None}
 
 
-def project_heads(x: Float[Array, "B T D"], heads: Any) -> list[Float[Array, "B T H C"]]:
+def project_heads(x: Float[Array, "B T D"], heads: Sequence[nnx.Module]) -> list[Float[Array, "B T H C"]]:
     """Return query, key and value of all heads of `MultiHeadAttentionWrapper`, each ``(B, T, H, C)``."""
     layers = [getattr(head, name) for name in ("W_query", "W_key", "W_value") for head in heads]
     joint = jnp.concatenate([layer(x) for layer in layers], -1)
     return list(rearrange(joint, "b t (n h c) -> n b t h c", n=3, h=len(heads)))
 
 
-def as_pair(result: Any) -> tuple[Array, Array | None]:
+def as_pair(result: Array | tuple[Array, Array]) -> tuple[Array, Array | None]:
     """Return context and weights from the result of `dot_product_attention`; None for weights not asked for."""
     return result if isinstance(result, tuple) else (result, None)
 
 
 def as_given(
     x: Float[Array, "... T D"], context: Float[Array, "B T E"], weights: Float[Array, "B ... T S"] | None
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """Return a module's result for `x`: without the batch axis if `x` had none, with the weights if given."""
     if jnp.ndim(x) == 2:
         context, weights = context[0], weights if weights is None else weights[0]
@@ -393,7 +393,7 @@ def root(square: Float[Array, "..."]) -> Float[Array, "..."]:
     return jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, square, 1.0)), 0.0)
 
 
-def wide_dtype(x: Float[Array, "..."]) -> Any:
+def wide_dtype(x: Float[Array, "..."]) -> np.dtype:
     """Return the dtype of values that 16 bits round too much, such as rotary tables: float32, float64 for float64."""
     return jnp.promote_types(x.dtype, jnp.float32)
 

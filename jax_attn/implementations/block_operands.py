@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from jax.extend import random as generators
 from jax.typing import DTypeLike
 
 from .block_plan import BlockPlan, Columns
+
+State = TypeVar("State")
 
 PARTS = 16
 """Parts that keys are summed in: the rounding error of a sum grows with the root of its length."""
@@ -94,7 +96,7 @@ class Operands:
         value: Array,
         bias: Array | None,
         arrays: tuple[Array, ...],
-        seed: Any,
+        seed: Array | None,
         dtype: DTypeLike,
         *,
         narrow: bool = False,
@@ -176,13 +178,13 @@ class Operands:
         """Add to some columns."""
         return lax.dynamic_update_slice_in_dim(total, self.columns_of(total, j) + part, j.start, 1)
 
-    def over_rows(self, row_block: Callable[[Any], Any]) -> Any:
+    def over_rows(self, row_block: Callable[[Array | int], State]) -> State:
         """Apply a function to each block of rows, and stack its results."""
         if not self.plan.unrolled:
             return lax.map(row_block, jnp.arange(self.plan.row_blocks))
         return jax.tree.map(lambda *parts: jnp.stack(parts), *map(row_block, range(self.plan.row_blocks)))
 
-    def over_columns(self, i: Array | int, step: Callable[[bool, Columns, Any], Any], start: Any) -> Any:
+    def over_columns(self, i: Array | int, step: Callable[[bool, Columns, State], State], start: State) -> State:
         """Do a step for all columns that a block of rows sees, a block at a time in a rolled loop."""
         if self.plan.unrolled:
             kept = start
@@ -191,7 +193,7 @@ class Operands:
             return kept
         listed, begins, middles, ends = (jnp.asarray(table) for table in self.tables)
 
-        def at(masked: bool) -> Callable[[Array, Any], Any]:
+        def at(masked: bool) -> Callable[[Array, State], State]:
             width = self.plan.columns
             return lambda at, kept: step(masked, Columns(listed[at] * width, width), kept)
 
@@ -264,6 +266,7 @@ class Operands:
 
         Partitionable Threefry draws an element from its place alone, so a block needs nothing but its own places.
         """
+        assert self.seed is not None, "asked for where there is dropout"
         plan, shape = self.plan, self.plan.shape
         heads = (first + jnp.arange(plan.together)).astype(jnp.uint32)[:, None, None]
         rows = (i * plan.rows + jnp.arange(plan.rows)).astype(jnp.uint32)[:, None]

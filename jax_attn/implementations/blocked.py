@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,17 @@ from .block_operands import Operands, pad, sum_over_keys, swap_last_axes, times,
 from .block_plan import SMALL_BLOCK, BlockPlan, Columns, Shape, block_sizes
 from .call import KernelCall
 from .differentiation import Passes, attention, gradient_of_sinks
+
+Results = TypeVar("Results")
+
+Sums = tuple[Array, Array, Array]
+"""Context, largest scores and sums of ``exp(scores - largest)`` of rows."""
+
+Gradients = tuple[Array | None, Array, Array, Array | None]
+"""Of the queries of a block of rows, of keys, values and bias; None for those that are not asked for, or not begun."""
+
+Carried = tuple[Array, Array, Array | None]
+"""Gradients of all keys, values and the bias so far."""
 
 
 def unsupported(call: KernelCall) -> str | None:
@@ -113,10 +124,10 @@ def _of_mask(array: Array) -> Array:
     return jnp.array(array, ndmin=4, copy=False)
 
 
-def _one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
+def _one_at_a_time(function: Callable[..., Results]) -> Callable[..., Results]:
     """Return a function of a plan and arrays; with blocks written out, `jax.vmap` of it still holds one head's."""
 
-    def run(plan: BlockPlan, *arrays: object) -> Any:
+    def run(plan: BlockPlan, *arrays: object) -> Results:
         planned = functools.partial(function, plan)
         return (jax.custom_batching.sequential_vmap(planned) if plan.unrolled else planned)(*arrays)
 
@@ -147,7 +158,7 @@ def forward(
         def row_block(i: Array | int) -> tuple[Array, Array, Array]:
             q_block = sides.rows_of(q, i)
 
-            def step(masked: bool, j: Columns, kept: Any) -> Any:
+            def step(masked: bool, j: Columns, kept: Sums | None) -> Sums | None:
                 scores, _ = sides.scores(first, i, j, q_block, sides.columns_of(k, j), masked)
                 top = scores.max(-1, keepdims=True)
                 if kept is not None:
@@ -198,7 +209,7 @@ def backward(
     query: Array,
     key: Array,
     value: Array,
-    bias: Any,
+    bias: Array | None,
     sinks: Array | None,
     arrays: tuple[Array, ...],
     seed: Array | None,
@@ -207,7 +218,7 @@ def backward(
     total: Array,
     d_context: Array,
     d_total: Array,
-) -> tuple[Any, ...]:
+) -> tuple[Array | None, ...]:
     """Return the gradients of query, key, value, bias and sinks, each in the dtype of its operand."""
     dtype = context.dtype
     sides = Operands(plan, query, key, value, bias, arrays, seed, dtype)
@@ -227,14 +238,14 @@ def backward(
     # Rows that only fill a block up have no weights, however large the bias.
     tops = pad(rearrange(top, "b h t -> (b h) t 1"), 1, plan.rows, jnp.inf)
 
-    def heads(carry: Any, first: Array) -> Any:
+    def heads(carry: Carried, first: Array) -> tuple[Carried, Array]:
         d_key, d_value, d_bias = carry
         q, k, v = lax.optimization_barrier((sides.queries(first), sides.keys(first), sides.values(first)))
         d_c = sides.take(d_heads, first)
         per_row = [sides.take(array, first) for array in (tops, slope, of_sums, totals)]
         sink = None if sinks is None else jnp.take(sinks.astype(dtype), sides.head_of(first))[:, None, None]
 
-        def row_block(i: Array | int, carry: Any) -> Any:
+        def row_block(i: Array | int, carry: Gradients) -> Gradients:
             d_q, d_k, d_v, d_bias = carry
             q_block, d_c_block = sides.rows_of(q, i), sides.rows_of(d_c, i)
             top_block, slope_block, of_sums_block, total_block = (
@@ -242,7 +253,7 @@ def backward(
             )
 
             # Columns first: four of the five products then take both sides as they lie in memory, which is faster.
-            def weigh(masked: bool, j: Columns) -> tuple[Array, Array, Array, Any]:
+            def weigh(masked: bool, j: Columns) -> tuple[Array, Array, Array, Array | None]:
                 """Return the weights, those after dropout, the gradient of the former, and the capped scores."""
                 k_block, v_block = sides.columns_of(k, j), sides.columns_of(v, j)
                 scores, capped = sides.scores(first, i, j, q_block, k_block, masked, columns_first=True)
@@ -254,7 +265,9 @@ def backward(
                 keep = swap_last_axes(sides.kept(first, i, j))
                 return weights, weights * keep, d_weights * keep, capped
 
-            def add(j: Columns, seen: tuple[Array, Array, Array, Any], slope: Array, kept: Any) -> Any:
+            def add(
+                j: Columns, seen: tuple[Array, Array, Array, Array | None], slope: Array, kept: Gradients
+            ) -> Gradients:
                 """Add a block's contribution to the gradients."""
                 d_q_block, d_k, d_v, d_bias = kept
                 weights, dropped, d_weights, capped = seen
@@ -290,13 +303,13 @@ def backward(
             d_q = lax.dynamic_update_slice_in_dim(d_q, d_q_block * plan.scale, i * plan.rows, 1)
             return d_q, d_k, d_v, d_bias
 
-        carry = (*(sides.filled(array.shape, 0.0) for array in (q, k, v)), d_bias)
+        gradients: Gradients = (*(sides.filled(array.shape, 0.0) for array in (q, k, v)), d_bias)
         if plan.unrolled:
             for i in range(plan.row_blocks):
-                carry = row_block(i, carry)
+                gradients = row_block(i, gradients)
         else:
-            carry = lax.fori_loop(0, plan.row_blocks, row_block, carry)
-        d_q, d_k, d_v, d_bias = carry
+            gradients = lax.fori_loop(0, plan.row_blocks, row_block, gradients)
+        d_q, d_k, d_v, d_bias = gradients
         return (sides.add_keys(d_key, first, d_k), sides.add_keys(d_value, first, d_v), d_bias), d_q
 
     zeros = (sides.filled(sides.key.shape, 0.0), sides.filled(sides.value.shape, 0.0))
@@ -304,7 +317,7 @@ def backward(
     (d_key, d_value, d_bias), d_query = lax.scan(heads, (*zeros, d_bias), sides.firsts)
     shape = plan.shape
     d_query = rearrange(d_query, "m n t c -> (m n) t c")[:, : shape.queries]
-    if d_bias is not None:
+    if bias is not None and d_bias is not None:
         d_bias = d_bias[:, :, : bias.shape[2], : bias.shape[3]].astype(bias.dtype)
     return (
         rearrange(d_query, "(b h) t c -> b t h c", b=shape.batch).astype(query.dtype),

@@ -6,6 +6,7 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -162,10 +163,10 @@ def _operation(
     operation.def_abstract_eval(results)
 
     @functools.cache
-    def jitted(**parameters: object) -> Any:
+    def jitted(**parameters: object) -> Callable[..., list[Array]]:
         return jax.jit(functools.partial(operation.bind, **parameters))
 
-    def run(*arrays: Array, **parameters: object) -> Any:
+    def run(*arrays: Array, **parameters: object) -> list[Array]:
         with jax.disable_jit(False):  # else it would call itself
             return jitted(**parameters)(*arrays)
 
@@ -180,7 +181,7 @@ def _operation(
 
     lower_blocks = mlir.lower_fun(over_axes, multiple_results=True)
 
-    def lower(context: Any, *arrays: Any, **parameters: Any) -> Any:
+    def lower(context: mlir.LoweringRuleContext, *arrays: object, **parameters: Any) -> object:
         query = context.avals_in[0]
         if context.module_context.lowering_parameters.for_export or query.dtype.name not in words.KINDS:
             return lower_blocks(context, *arrays, **parameters)
@@ -190,7 +191,7 @@ def _operation(
         register_target(target, _kernels()[target])
         return jax.ffi.ffi_lowering(target)(context, *arrays, shape=_words(kind, context.avals_in, **parameters))
 
-    def batch(arrays: Any, axes: Any, **parameters: Any) -> Any:
+    def batch(arrays: Sequence[Array], axes: Sequence[int | None], **parameters: Any) -> tuple[list[Array], list[int]]:
         size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
         fronted = [batching.bdim_at_front(array, axis, size) for array, axis in zip(arrays, axes, strict=True)]
         results = operation.bind(*fronted, **parameters)
@@ -216,12 +217,12 @@ def _name(operation: str, dtype: str) -> str:
     return operation if instructions is None else f"{operation}_{dtype}_{instructions}"
 
 
-def _calls() -> Any:
+def _calls() -> ModuleType:
     """Return `attn_kernels.xla.calls`, which is not to be had everywhere."""
     return importlib.import_module("attn_kernels.xla.calls")
 
 
-def _kernels() -> dict[str, Callable[[], Any]]:
+def _kernels() -> dict[str, Callable[[], object]]:
     """Return XLA's names of the kernels -> functions that compile them."""
     calls = _calls()
     return {
@@ -247,7 +248,7 @@ _REGISTERED: set[str] = set()
 _REGISTERING = threading.Lock()  # XLA takes a name once, and programs may be compiled side by side
 
 
-def register_target(name: str, compiled: Callable[[], Any]) -> None:
+def register_target(name: str, compiled: Callable[[], object]) -> None:
     """Compile a kernel, and register it with XLA."""
     with _REGISTERING:
         if name not in _REGISTERED:

@@ -39,7 +39,7 @@ class Slopes:
     backward: Callable[..., Operands]
     """Takes `fixed`, operands, results and the cotangents of results; returns the gradients of the inputs."""
 
-    fixed: tuple[Any, ...]
+    fixed: tuple[object, ...]
     """First arguments of both."""
 
     precision: str | None
@@ -70,7 +70,7 @@ def _moves(tangent: object) -> bool:
 
 def _forward(
     *arrays: Array, slopes: Slopes, tree: jax.tree_util.PyTreeDef, moving: tuple[int, ...], levels: tuple[Axes, ...]
-) -> Any:
+) -> list[Array]:
     """Return the tangents of the results: those of the plain code at the operands."""
 
     def forward(*arrays: Array) -> list[Array]:
@@ -134,7 +134,9 @@ def _results(
     return [one.update(weak_type=False) for one in arrays[tree.num_leaves - results : tree.num_leaves]]
 
 
-def _differentiate(arrays: Sequence[Array], tangents: Sequence[Any], **options: Any) -> Any:
+def _differentiate(
+    arrays: Sequence[Array], tangents: Sequence[Array | ad.Zero], **options: Any
+) -> tuple[Sequence[Array], Sequence[Array]]:
     places = [place for place, one in enumerate(tangents) if type(one) is not ad.Zero]
 
     def of_some(*some: Array) -> Sequence[Array]:
@@ -145,8 +147,11 @@ def _differentiate(arrays: Sequence[Array], tangents: Sequence[Any], **options: 
 
 
 def _transpose(
-    cotangents: Sequence[Any], *arrays: Array | ad.UndefinedPrimal, tree: jax.tree_util.PyTreeDef, **options: Any
-) -> list[Any]:
+    cotangents: Sequence[Array | ad.Zero],
+    *arrays: Array | ad.UndefinedPrimal,
+    tree: jax.tree_util.PyTreeDef,
+    **options: Any,
+) -> list[Array | None]:
     fixed, linear = arrays[: tree.num_leaves], arrays[tree.num_leaves :]
     cotangents_of_operands = _backward(fixed, [ad.instantiate_zeros(one) for one in cotangents], tree=tree, **options)
     asked = [
@@ -157,8 +162,13 @@ def _transpose(
 
 
 def _batch(
-    arrays: Sequence[Array], axes: Sequence[int | None], *, tree: jax.tree_util.PyTreeDef, levels: Any, **options: Any
-) -> Any:
+    arrays: Sequence[Array],
+    axes: Sequence[int | None],
+    *,
+    tree: jax.tree_util.PyTreeDef,
+    levels: tuple[Axes, ...],
+    **options: Any,
+) -> tuple[Sequence[Array], list[int]]:
     """Bind the same with one more level; results get the axis in front, as tangents have it."""
     size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
     fronted, at = list(arrays), [None if axis is None else int(axis) for axis in axes]
@@ -175,7 +185,7 @@ def _operation() -> Primitive:
 
     @functools.cache
     # An eager call compiles once per function and operands; uncached, `jax.jit` would trace each call again.
-    def jitted(**options: Any) -> Any:
+    def jitted(**options: Any) -> Callable[..., list[Array]]:
         return jax.jit(functools.partial(_forward, **options))
 
     operation.def_impl(lambda *arrays, **options: jitted(**options)(*arrays))

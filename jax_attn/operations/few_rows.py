@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from typing import Any
 
 import jax
 import numpy as np
@@ -58,7 +57,7 @@ def _plain(rows: Array, matrix: Array) -> Array:
     return lax.dot_general(rows, matrix, (((1,), (0,)), ((), ())))
 
 
-def _lower(context: mlir.LoweringRuleContext, rows: object, matrix: object) -> Any:
+def _lower(context: mlir.LoweringRuleContext, rows: object, matrix: object) -> object:
     (count, depth), (_, columns) = (one.shape for one in context.avals_in)
     dtype = context.avals_in[0].dtype.name
     if dtype not in words.KINDS:  # the judge has promoted it
@@ -72,7 +71,7 @@ def _target(dtype: str) -> str:
     return f"{_NAME}_{dtype}"
 
 
-def _compiled(dtype: str) -> Any:
+def _compiled(dtype: str) -> object:
     return importlib.import_module("attn_kernels.xla.calls").few_rows(dtype)
 
 

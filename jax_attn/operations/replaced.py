@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 from jax import Array
@@ -22,18 +21,18 @@ def replaced(name: str, plain: Callable[..., object], lower: Callable[..., objec
     operation = Primitive(name)
     lower_plain = mlir.lower_fun(plain, multiple_results=False)
 
-    def lower_here(context: mlir.LoweringRuleContext, *operands: Array) -> Any:
+    def lower_here(context: mlir.LoweringRuleContext, *operands: Array) -> object:
         lowered = None if context.module_context.lowering_parameters.for_export else lower(context, *operands)
         return lower_plain(context, *operands) if lowered is None else lowered
 
-    def evaluate(*shapes: jax.core.ShapedArray) -> Any:
+    def evaluate(*shapes: jax.core.ShapedArray) -> jax.core.ShapedArray:
         shapes_of_results = jax.eval_shape(plain, *(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in shapes))
         return shapes[0].update(shape=shapes_of_results.shape, dtype=shapes_of_results.dtype)
 
-    def differentiate(operands: Sequence[Array], tangents: Sequence[Array | ad.Zero]) -> Any:
+    def differentiate(operands: Sequence[Array], tangents: Sequence[Array | ad.Zero]) -> tuple[Array, Array]:
         places = [place for place, one in enumerate(tangents) if type(one) is not ad.Zero]
 
-        def of_some(*some: Array) -> Any:
+        def of_some(*some: Array) -> object:
             moved = dict(zip(places, some, strict=True))
             return plain(*(moved.get(place, one) for place, one in enumerate(operands)))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from .replaced import replaced
@@ -31,7 +31,7 @@ def _put_at(array: Array, part: Array, slots: Array) -> Array:
     return array.at[:, slots].set(part)
 
 
-def _write(operation: Any, plain: Callable[..., Array], array: Array, part: Array, where: Array) -> Array:
+def _write(operation: Primitive, plain: Callable[..., Array], array: Array, part: Array, where: Array) -> Array:
     part = part.astype(array.dtype)
     if array.dtype != jnp.bfloat16 or array.size == 0 or jax.device_count() > 1 or jax.default_backend() != "cpu":
         return plain(array, part, where)

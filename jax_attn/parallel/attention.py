@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,13 @@ from attn_bridge.sharding import Plan
 from attn_bridge.sharding.plan import Role
 
 from ..implementations import KernelCall, reference
+from ..signatures.attention import Output
 from .block_masks import without_moved_arrays
 from .heads import heads_to_hold
 from .schemes import all_gather, balance, ulysses
 from .schemes.part import Part
+
+Rows = TypeVar("Rows", Array, Array | None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Cuts:
         return P(self.of_scores[1])
 
     @property
-    def of_scores(self) -> tuple[Any, ...]:
+    def of_scores(self) -> tuple[str | tuple[str | None, ...] | None, ...]:
         """The axes that cut a device's scores ``(B, H, T, S)``; it meets all keys."""
         if self.method == "ulysses":
             return (self.batch, self.queries if self.heads is None else (self.heads, self.queries), None, None)
@@ -129,7 +132,7 @@ class SharedCall:
     implementation: str | None
 
 
-def attend(mesh: Mesh, plan: Plan, call: KernelCall, implementation: str | None) -> Any:
+def attend(mesh: Mesh, plan: Plan, call: KernelCall, implementation: str | None) -> Output:
     """Like the `implementations`, computed by all devices of a mesh."""
     cuts = Cuts.of(plan, call)
     whole = None if call.mask is None else without_moved_arrays(call.mask)
@@ -155,7 +158,7 @@ def _attend(
     sinks: Array | None,
     arrays: tuple[Array, ...],
     keep: Array | None,
-) -> Any:
+) -> Output:
     cuts = shared.cuts
 
     def run(
@@ -166,7 +169,7 @@ def _attend(
         sinks: Array | None,
         arrays: tuple[Array, ...],
         keep: Array | None,
-    ) -> Any:
+    ) -> Output:
         key = _pick_heads(shared, key)
         value = key if value is None else _pick_heads(shared, value)
         part = Part(
@@ -200,7 +203,7 @@ def _attend(
     return sharded(query, key, value, bias, sinks, arrays, keep)
 
 
-def _run(part: Part, cuts: Cuts, plan: Plan) -> Any:
+def _run(part: Part, cuts: Cuts, plan: Plan) -> Output:
     """Compute a device's part, by the method."""
     axis, devices = cuts.queries, plan.size("context")
     if axis is None:
@@ -221,7 +224,7 @@ def _run(part: Part, cuts: Cuts, plan: Plan) -> Any:
         if is_balanced:
             key = balance.to_balanced(part.key, 1, axis, devices)
             value = key if part.value is part.key else balance.to_balanced(part.value, 1, axis, devices)
-            part = part.replace(key=key, value=value)
+            part = dataclasses.replace(part, key=key, value=value)
         elif part.key.shape[1] != part.query.shape[1]:
             keys = balance.starts_of(devices * part.key.shape[1], devices, balanced=False)
         result = part.in_blocks(axis, starts, keys, devices)
@@ -233,12 +236,14 @@ def _run(part: Part, cuts: Cuts, plan: Plan) -> Any:
 def _exchange(part: Part, axis: str, devices: int) -> Part:
     """Return a part whose queries, and whatever has rows, are the device's early and late piece."""
 
-    def rows(array: Array) -> Any:
+    def rows(array: Rows) -> Rows:
         whole = array is None or array.shape[2] == 1
         return array if whole else balance.to_balanced(array, 2, axis, devices)
 
     query = balance.to_balanced(part.query, 1, axis, devices)
-    return part.replace(query=query, bias=rows(part.bias), arrays=tuple(map(rows, part.arrays)), keep=rows(part.keep))
+    return dataclasses.replace(
+        part, query=query, bias=rows(part.bias), arrays=tuple(map(rows, part.arrays)), keep=rows(part.keep)
+    )
 
 
 def _pick_heads(shared: SharedCall, array: Array) -> Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +19,8 @@ from jax import Array, lax
 from attn_bridge.masks import ArrayMask, Mask
 from attn_bridge.masks.description import Combined, OfArrays, Offset
 from attn_bridge.masks.sequences import Equal, Padding
+
+State = TypeVar("State")
 
 HIDDEN = "hidden"
 """Replaces the mask of a block without visible keys."""
@@ -38,8 +40,8 @@ class Views:
     of_device: tuple[int, ...]
 
     def switch(
-        self, at: Array | int, run: Callable[[Mask | None, Any], Any], state: object, *, in_place: bool = False
-    ) -> Any:
+        self, at: Array | int, run: Callable[[Mask | None, State], State], state: State, *, in_place: bool = False
+    ) -> State:
         """Run the branch of a view, and return its new state; a hidden view returns the state unchanged.
 
         Args:
@@ -65,7 +67,7 @@ class Views:
         return lax.switch(jnp.asarray(self.of_device)[at], every, state)
 
 
-def _same(state: object) -> Any:
+def _same(state: State) -> State:
     return state
 
 

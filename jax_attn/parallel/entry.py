@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ from ..random import is_tracing
 from . import explicit
 from .classes import same_name
 from .sharding import Sharding
+
+Tree = TypeVar("Tree")
 
 SEQUENCES = ("x", "tokens", "ids", "source", "context")
 """Names of arguments that are sequences; those of a context need not divide."""
@@ -75,7 +77,7 @@ def enter(sharding: Sharding, arguments: Mapping[str, object]) -> dict[str, obje
     }
 
 
-def leave(sharding: Sharding, result: object) -> Any:
+def leave(sharding: Sharding, result: object) -> object:
     """Return the result of a call, its caches as `init_cache` places them."""
     if not isinstance(result, tuple):
         return _cut_tokens(sharding, result)
@@ -83,7 +85,7 @@ def leave(sharding: Sharding, result: object) -> Any:
     return (_cut_tokens(sharding, first), *(place_caches(sharding, one) for one in rest))
 
 
-def place_caches(sharding: Sharding, caches: object, *, outside: bool = False) -> Any:
+def place_caches(sharding: Sharding, caches: Tree, *, outside: bool = False) -> Tree:
     """Return caches, or whatever else there is, with each device's heads of keys, values and states on it."""
     put = _put if outside else _constrain
     kinds = (KeyValueCache, RecurrentCache)
@@ -97,7 +99,7 @@ def place_caches(sharding: Sharding, caches: object, *, outside: bool = False) -
         cuts[0] = sharding.divided("fsdp", array.shape[0])
         return put(sharding, array, *cuts)
 
-    def placed(cache: object) -> Any:
+    def placed(cache: object) -> object:
         if not isinstance(cache, kinds):
             return cache
         head_axis = 2 if isinstance(cache, KeyValueCache) else 1
@@ -106,7 +108,7 @@ def place_caches(sharding: Sharding, caches: object, *, outside: bool = False) -
     return jax.tree.map(placed, caches, is_leaf=lambda leaf: isinstance(leaf, kinds))
 
 
-def _sequence(sharding: Sharding, array: Any, *, must_divide: bool) -> Any:
+def _sequence(sharding: Sharding, array: object, *, must_divide: bool) -> object:
     """Return a sequence ``(..., T, D)``, or ids ``(B, T)``, cut by tokens and by sequences of the batch."""
     if not _is_array(array) or not 2 <= array.ndim <= 3:
         return array
@@ -120,7 +122,7 @@ def _sequence(sharding: Sharding, array: Any, *, must_divide: bool) -> Any:
     return _put(sharding, array, *cuts)
 
 
-def _cut_tokens(sharding: Sharding, array: object) -> Any:
+def _cut_tokens(sharding: Sharding, array: object) -> object:
     """Return an output ``(..., T, D)`` cut by tokens."""
     if not isinstance(array, Array) or array.ndim < 2:
         return array
@@ -131,13 +133,13 @@ def _cut_tokens(sharding: Sharding, array: object) -> Any:
     return jax.lax.with_sharding_constraint(array, sharding.of(*cuts))
 
 
-def _whole(sharding: Sharding, value: object) -> Any:
+def _whole(sharding: Sharding, value: object) -> object:
     if isinstance(value, Mask):
         return value.with_arrays(lambda array: _whole(sharding, array))
     return _put(sharding, value) if isinstance(value, Array) else value
 
 
-def _is_array(array: object) -> bool:
+def _is_array(array: object) -> TypeGuard[Array]:
     """Whether it is an array that JAX holds as it is."""
     return isinstance(array, Array) or (
         isinstance(array, np.ndarray) and jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 from flax import nnx
@@ -17,15 +16,19 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_bridge.masks import Mask
+from attn_bridge.masks.description import ArrayPlaceholder
 
 from ..decoding.cache import KeyValueCache
 from ..decoding.recurrent_cache import RecurrentCache
 from .sharding import Sharding
 
+Values = dict[tuple[str, ...], Array]
+"""Path of a variable of a module -> its value."""
+
 
 def call(
-    kind: type[nnx.Module], module: nnx.Module, arguments: Mapping[str, object], leave: Callable[[Any], Any]
-) -> Any:
+    kind: type[nnx.Module], module: nnx.Module, arguments: Mapping[str, object], leave: Callable[[object], object]
+) -> object:
     """Return the result of the class's own ``__call__``, sharded over the mesh as given.
 
     Args:
@@ -43,7 +46,9 @@ def call(
     arrays = {number: leaf for number, leaf in enumerate(leaves) if hasattr(leaf, "dtype")}
     arrays_of_masks = {name: arrays_of for name, (_, arrays_of) in masks.items()}
 
-    def body(values: Any, arrays: dict[int, Array], arrays_of_masks: Any) -> Any:
+    def body(
+        values: Values, arrays: dict[int, Array], arrays_of_masks: dict[str, tuple[Array, ...]]
+    ) -> tuple[object, Values]:
         inside = nnx.merge(graph, nnx.from_flat_state(values))
         keywords = jax.tree.unflatten(structure, [arrays.get(number, leaf) for number, leaf in enumerate(leaves)])
         for name, (mask, _) in masks.items():
@@ -62,7 +67,7 @@ def call(
     return result
 
 
-def _in_place(arrays: tuple[Array, ...], slot: Any) -> Array:
+def _in_place(arrays: tuple[Array, ...], slot: ArrayPlaceholder) -> Array:
     return arrays[slot.number]
 
 
@@ -90,32 +95,32 @@ def generating(method: Callable[..., object]) -> Callable[..., object]:
     return run
 
 
-def _moved(array: object, mesh: Mesh) -> Any:
+def _moved(array: object, mesh: Mesh) -> object:
     """Return an array that devices share as one of the same devices, on axes of another type; all else as it is."""
     if not isinstance(array, Array) or not isinstance(array.sharding, NamedSharding):
         return array
     return jax.device_put(array, NamedSharding(mesh, array.sharding.spec))
 
 
-def _shardings(sharding: Sharding, shapes: Any) -> Any:
+def _shardings(sharding: Sharding, shapes: tuple[object, object]) -> tuple[object, object]:
     """Return the shardings of results outside of a call."""
     result, counts = shapes
 
     def of(*cuts: object) -> NamedSharding:
         return NamedSharding(sharding.outside_mesh, P(*cuts))
 
-    def tokens(leaf: Any) -> NamedSharding:
+    def tokens(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         if leaf.ndim < 2:
             return of()
         batch = sharding.divided("fsdp", leaf.shape[0]) if leaf.ndim > 2 else None
         return of(*(batch,) * (leaf.ndim > 2), *(None,) * (leaf.ndim - 3), sharding.divided("context", leaf.shape[-2]))
 
-    def cache(output: Any) -> Any:
+    def cache(output: object) -> object:
         if not isinstance(output, (KeyValueCache, RecurrentCache)):
             return jax.tree.map(lambda _: of(), output)
         axis = 2 if isinstance(output, KeyValueCache) else 1
 
-        def by_head(leaf: Any) -> NamedSharding:
+        def by_head(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
             if leaf.ndim != 4:
                 return of()
             heads = sharding.divided("tensor", leaf.shape[axis])

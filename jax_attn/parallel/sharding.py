@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Self
 
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -14,6 +14,7 @@ from attn_bridge.sharding.plan import Role
 from attn_bridge.specs import Parameter
 
 from ..implementations import KernelCall
+from ..signatures.attention import Output
 from . import attention
 from .schemes import recurrent
 
@@ -50,7 +51,7 @@ class Sharding:
         """Return itself: a copy of a module is on the same devices."""
         return self
 
-    def attend(self, call: KernelCall, implementation: str | None = None) -> Any:
+    def attend(self, call: KernelCall, implementation: str | None = None) -> Output:
         """Like `functional.dot_product_attention`, computed by all devices."""
         return attention.attend(self.mesh, self.plan, call, implementation)
 

@@ -7,7 +7,7 @@ key, g value heads that share it, h value head, c channel of query and key, v ch
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from einops import einsum, rearrange, repeat
@@ -19,6 +19,9 @@ from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, choose_form
 from .. import functional
 from . import chunks
 
+if TYPE_CHECKING:
+    from ..parallel.sharding import Sharding
+
 
 def decayed_attention(
     query: Float[Array, "B T K D"],
@@ -29,7 +32,7 @@ def decayed_attention(
     state: Float[Array, "B H D Dv"] | None = None,
     form: str | None = None,
     chunk_size: int = CHUNK_SIZE,
-    sharding: Any = None,
+    sharding: Sharding | None = None,
 ) -> tuple[Float[Array, "B T H Dv"], Float[Array, "B H D Dv"]]:
     """Forget, then write a value under its key, then read (arXiv 2405.21060, section 5).
 

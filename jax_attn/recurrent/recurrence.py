@@ -7,7 +7,7 @@ heads per query head, c channel of query and key, v channel of value.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,9 @@ from attn_bridge.validation import check_attention_mask
 
 from .. import functional
 from . import chunks
+
+if TYPE_CHECKING:
+    from ..parallel.sharding import Sharding
 
 BLOCK = 8
 """Rows of the blocks that a triangular system is solved by."""
@@ -36,7 +39,7 @@ def gated_delta_rule(
     state: Float[Array, "B H D Dv"] | None = None,
     form: str | None = None,
     chunk_size: int = CHUNK_SIZE,
-    sharding: Any = None,
+    sharding: Sharding | None = None,
 ) -> tuple[Float[Array, "B T H Dv"], Float[Array, "B H D Dv"]]:
     """Decay the state, correct its value for a key, then read it (arXiv 2412.06464).
 
@@ -91,7 +94,7 @@ def linear_attention(
     state: Float[Array, "B H D Dv+1"] | None = None,
     form: str | None = None,
     chunk_size: int = CHUNK_SIZE,
-    sharding: Any = None,
+    sharding: Sharding | None = None,
 ) -> tuple[Float[Array, "B T H Dv"], Float[Array, "B H D Dv+1"]]:
     """Causal attention whose weights are products of features, divided by their sum (arXiv 2006.16236).
 

@@ -7,7 +7,6 @@ Sequences are cut by fsdp, heads by tensor, tokens by context.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from attn_bridge.sharding.plan import Role
 
 from ..implementations import KernelCall, reference
 from ..shards import whole
+from ..signatures.attention import Output
 from .devices import Cut, Devices, as_scores
 from .heads import heads_to_hold
 from .masks import part_of
@@ -92,7 +92,7 @@ def _if(is_cut: bool, axis: int) -> int | None:
     return axis if is_cut else None
 
 
-def attend(sharding: Devices, call: KernelCall, implementation: str | None) -> Any:
+def attend(sharding: Devices, call: KernelCall, implementation: str | None) -> Output:
     """Like the `implementations`, computed by all devices of a mesh."""
     cuts, plan = Cuts.of(sharding.plan, call), sharding.plan
     batch, heads, queries, keys = call.scores_shape
@@ -134,7 +134,7 @@ def _joined(sharding: Devices, part: Tensor, cut: Cut) -> Tensor:
     return sharding.cut(joined, {**cut, "tensor": None}) if sharding.whole_heads else joined
 
 
-def _run(part: Part, sharding: Devices, cuts: Cuts, devices: int) -> Any:
+def _run(part: Part, sharding: Devices, cuts: Cuts, devices: int) -> Output:
     """Compute a device's part, by the method."""
     if cuts.method is None:
         return part.attend()

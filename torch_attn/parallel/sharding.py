@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from ..implementations import KernelCall
+from ..signatures.attention import Output
 from . import attention
 from .devices import Devices
 
@@ -14,6 +14,6 @@ from .devices import Devices
 class Sharding(Devices):
     """Devices that compute attention together."""
 
-    def attend(self, call: KernelCall, implementation: str | None = None) -> Any:
+    def attend(self, call: KernelCall, implementation: str | None = None) -> Output:
         """Like `functional.dot_product_attention`, computed by all devices."""
         return attention.attend(self, call, implementation)

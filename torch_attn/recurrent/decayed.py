@@ -7,7 +7,7 @@ key, g value heads that share it, h value head, c channel of query and key, v ch
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from einops import einsum, rearrange, repeat
@@ -20,6 +20,9 @@ from .. import functional
 from ..operations.autocast import without_autocast
 from . import chunks
 
+if TYPE_CHECKING:
+    from ..parallel.schemes.recurrent import DeviceLine
+
 
 def decayed_attention(
     query: Float[Tensor, "B T K D"],
@@ -30,7 +33,7 @@ def decayed_attention(
     state: Float[Tensor, "B H D Dv"] | None = None,
     form: str | None = None,
     chunk_size: int = CHUNK_SIZE,
-    sharding: Any = None,
+    sharding: DeviceLine | None = None,
 ) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H D Dv"]]:
     """Forget, then write a value under its key, then read (arXiv 2405.21060, section 5).
 

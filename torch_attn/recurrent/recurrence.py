@@ -6,7 +6,7 @@ heads per query head, c channel of query and key, v channel of value.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from einops import einsum, rearrange, repeat
@@ -20,6 +20,9 @@ from attn_bridge.validation import check_attention_mask
 from .. import functional
 from ..operations.autocast import without_autocast
 from . import chunks
+
+if TYPE_CHECKING:
+    from ..parallel.schemes.recurrent import DeviceLine
 
 BLOCK = 8
 """Rows of the blocks that a triangular system is solved by where it is by products."""
@@ -35,7 +38,7 @@ def gated_delta_rule(
     state: Float[Tensor, "B H D Dv"] | None = None,
     form: str | None = None,
     chunk_size: int = CHUNK_SIZE,
-    sharding: Any = None,
+    sharding: DeviceLine | None = None,
 ) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H D Dv"]]:
     """Decay the state, correct its value for a key, then read it (arXiv 2412.06464).
 
@@ -91,7 +94,7 @@ def linear_attention(
     state: Float[Tensor, "B H D Dv+1"] | None = None,
     form: str | None = None,
     chunk_size: int = CHUNK_SIZE,
-    sharding: Any = None,
+    sharding: DeviceLine | None = None,
 ) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H D Dv+1"]]:
     """Causal attention whose weights are products of features, divided by their sum (arXiv 2006.16236).
 

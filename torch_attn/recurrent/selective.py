@@ -6,7 +6,7 @@ channel.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from einops import einsum, rearrange
@@ -20,6 +20,9 @@ from .. import functional
 from ..operations.autocast import without_autocast
 from . import chunks
 
+if TYPE_CHECKING:
+    from ..parallel.schemes.recurrent import DeviceLine
+
 
 def selective_scan(
     query: Float[Tensor, "B T K"],
@@ -31,7 +34,7 @@ def selective_scan(
     state: Float[Tensor, "B 1 K C"] | None = None,
     form: str | None = None,
     chunk_size: int = CHANNEL_CHUNK_SIZE,
-    sharding: Any = None,
+    sharding: DeviceLine | None = None,
 ) -> tuple[Float[Tensor, "B T C"], Float[Tensor, "B 1 K C"]]:
     """Fade every channel's state, then write the channel's value under the token's key, then read.
 

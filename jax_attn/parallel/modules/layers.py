@@ -6,7 +6,7 @@ Each is a subclass of the module's class with its name; `parallelize` gives it t
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from ..classes import same_name
 from ..sharding import Sharding
 
 
-def _mixture_of_experts(self: Any, x: Array) -> Array:
+def _mixture_of_experts(self: MixtureOfExperts, x: Array) -> Array:
     """Send the device's tokens to its part of every expert: there is one sum over devices, at the end."""
     graph, state = nnx.split(self)
     values = {path: leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
@@ -31,7 +31,7 @@ def _mixture_of_experts(self: Any, x: Array) -> Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _share_experts(
-    graph: object, config: MixtureOfExpertsConfig, sharding: Sharding, values: dict[Any, Array], x: Array
+    graph: object, config: MixtureOfExpertsConfig, sharding: Sharding, values: dict[tuple[str, ...], Array], x: Array
 ) -> Array:
     plan, rows = sharding.plan, {row.rule.flax: row for row in config.parameters}
     specs, added = {}, set()
@@ -44,7 +44,7 @@ def _share_experts(
     batch = sharding.divided("fsdp", x.shape[0]) if x.ndim > 2 else None
     tokens = P(*(batch,) * (x.ndim > 2), *(None,) * (x.ndim - 3), sharding.divided("context", x.shape[-2]), None)
 
-    def run(parts: dict[Any, Array], x: Array) -> Array:
+    def run(parts: dict[tuple[str, ...], Array], x: Array) -> Array:
         if sums is not None:
             is_first = lax.axis_index(sums) == 0
             parts = {path: jnp.where(is_first, one, 0.0) if path in added else one for path, one in parts.items()}
@@ -59,7 +59,7 @@ def _share_experts(
     return output
 
 
-CALLS: dict[type[nnx.Module], Any] = {
+CALLS: dict[type[nnx.Module], Callable[..., Array]] = {
     MixtureOfExperts: _mixture_of_experts,
 }
 """Class -> the ``__call__`` on devices, called instead of that of the class."""

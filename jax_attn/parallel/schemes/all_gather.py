@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
 
 from jax import Array, lax
 
+from ...signatures.attention import Output
 from .part import Part
 
 
-def attend(part: Part, axis: str, starts: tuple[tuple[int, ...], ...]) -> Any:
+def attend(part: Part, axis: str, starts: tuple[tuple[int, ...], ...]) -> Output:
     """Return the context of the device's queries, and the weights if asked for.
 
     Args:
@@ -19,7 +20,7 @@ def attend(part: Part, axis: str, starts: tuple[tuple[int, ...], ...]) -> Any:
     """
     key = _gather(part.key, axis)
     value = key if part.value is part.key else _gather(part.value, axis)
-    return part.replace(key=key, value=value).attend(axis, starts)
+    return dataclasses.replace(part, key=key, value=value).attend(axis, starts)
 
 
 def _gather(array: Array, axis: str) -> Array:

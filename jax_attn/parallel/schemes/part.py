@@ -6,7 +6,6 @@ Letters: b batch, t query position, s key position, h query head, k key/value he
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -18,6 +17,7 @@ from ... import implementations
 from ...implementations import KernelCall
 from ...implementations.block_plan import SMALL_BLOCK
 from ...implementations.reference import Drawn
+from ...signatures.attention import Output
 from .ring import Ring
 from .ring import attend as attend_to_blocks
 
@@ -56,7 +56,7 @@ class Part:
     return_weights: bool
     implementation: str | None
 
-    def attend(self, axis: str | None = None, starts: tuple[tuple[int, ...], ...] = ((0,),)) -> Any:
+    def attend(self, axis: str | None = None, starts: tuple[tuple[int, ...], ...] = ((0,),)) -> Output:
         """Return the context, and the weights if asked for, of the queries to all keys, which the device holds.
 
         Args:
@@ -88,17 +88,13 @@ class Part:
         operands = (self.query, self.key, self.value, self.bias, self.sinks, self.arrays, self.keep)
         return attend_to_blocks(ring, *operands)
 
-    def replace(self, **changes: Any) -> Part:
-        """Return a copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
     def _deserves_own_program(self) -> bool:
         """Return whether enough scores justify a separate program for each device's view."""
         named = None if self.implementation is None else implementations.IMPLEMENTATIONS[self.implementation]
         many = self.query.shape[1] * self.key.shape[1] >= SMALL_BLOCK * SMALL_BLOCK
         return many and not self.return_weights and (named is None or hasattr(named, "attend_with_lse"))
 
-    def _at(self, start: Array | int) -> Any:
+    def _at(self, start: Array | int) -> Output:
         """Like `attend`, for queries whose first position is known only at run time."""
         assert self.mask is not None
         rows = start + jnp.arange(self.query.shape[1])[:, None]
@@ -106,7 +102,7 @@ class Part:
         allowed = mask.allowed(rows, jnp.arange(self.key.shape[1])[None, :])
         return self._run(ArrayMask(jnp.array(allowed, ndmin=4, copy=False)))
 
-    def _run(self, mask: Mask | None) -> Any:
+    def _run(self, mask: Mask | None) -> Output:
         rng = None if self.keep is None else Drawn(self.keep)
         call = KernelCall(
             self.query,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from attn_bridge.sharding import Plan
+from attn_bridge.sharding.plan import Role
 
 from ...implementations.block_operands import false_of
 
@@ -68,7 +68,7 @@ def recur(
     """
     batch, tokens, heads = sequences[0].shape[:3]
 
-    def cut(role: Any, size: int) -> str | None:
+    def cut(role: Role, size: int) -> str | None:
         devices = plan.size(role)
         name: str | None = getattr(plan, role)
         return name if devices > 1 and size % devices == 0 else None

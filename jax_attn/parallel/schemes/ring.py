@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +105,8 @@ LEAST_PART = 1 << 18
 
 FORWARD = f"method 'ring' {REASON}: give parallelize method='all_gather'"
 """Message that refuses `jax.jvp`: the gradient goes around the ring by hand-written code."""
+
+Tree = TypeVar("Tree")
 
 Arrays = Any
 """Arrays of a device, in tuples."""
@@ -255,13 +257,13 @@ class Block:
 
     ring: Ring
     views: Views
-    at: Any
-    operands: tuple[Any, ...]
+    at: Array | int
+    operands: tuple[Array, Array, Array, Array | None]
     arrays: tuple[Array, ...]
     keep: Array | None
     key_start: Array
 
-    def run(self, mask: Mask | None, operands: tuple[Any, ...]) -> tuple[Array, Array]:
+    def run(self, mask: Mask | None, operands: tuple[Array, Array, Array, Array | None]) -> tuple[Array, Array]:
         """Return the context of the block, not rounded to 16 bits, and its sums."""
         ring, (query, key, value, bias) = self.ring, operands
         wide = jnp.promote_types(query.dtype, jnp.float32)
@@ -303,12 +305,12 @@ class Block:
 def _block(
     ring: Ring,
     hops: tuple[int, ...],
-    number: Any,
+    number: Array | int,
     piece: int,
     other: int,
     keys_and_values: Arrays,
     query: Array,
-    rows: tuple[Any, ...],
+    rows: tuple[Array | None, tuple[Array | None, ...], Array | None],
 ) -> Block:
     """Return the block where a piece of the queries meets one of the keys, in one of these turns."""
     key, value = (_piece(one, other, len(ring.keys), 1) for one in keys_and_values)
@@ -347,7 +349,7 @@ def _add_piece(array: Array, part: Array, number: int, count: int, axis: int) ->
 
 def _add_block(array: Array, part: Array, number: int, count: int, key_start: Array) -> Array:
     """Add the part of a piece of the rows, in the columns from `key_start` on."""
-    starts: list[Any] = [0] * array.ndim
+    starts: list[Array | int] = [0] * array.ndim
     if array.shape[2] > 1:
         starts[2] = number * (array.shape[2] // count)
     if array.shape[3] > 1:
@@ -395,7 +397,7 @@ def _filled(never: Array, shape: tuple[int, ...], dtype: object, value: float) -
     return jnp.where(never, jnp.asarray(1.0, dtype), jnp.full(shape, value, dtype))
 
 
-def _varying_alike(arrays: Sequence[object]) -> Any:
+def _varying_alike(arrays: Tree) -> Tree:
     """Return arrays that all vary along those axes of the mesh along which one does, as branches ask."""
     never = false_of(arrays)
     return jax.tree.map(lambda array: jnp.where(never, array, array), arrays)

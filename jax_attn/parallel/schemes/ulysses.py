@@ -5,6 +5,8 @@ DeepSpeed-Ulysses, arXiv 2309.14509.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from jax import Array, lax
 
@@ -20,7 +22,7 @@ def attend(part: Part, axis: str, devices: int) -> Array:
     order = heads_to_hold(heads, key_heads, devices).ravel()
     key = _to_heads(_in_order(part.key, order), axis)
     value = key if part.value is part.key else _to_heads(_in_order(part.value, order), axis)
-    context = part.replace(query=query, key=key, value=value).attend()
+    context = dataclasses.replace(part, query=query, key=key, value=value).attend()
     return lax.all_to_all(context, axis, 1, 2, tiled=True)
 
 

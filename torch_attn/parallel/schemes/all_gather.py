@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from ...signatures.attention import Output
 from .balance import Places
 from .part import Part
 
 
-def attend(part: Part, at: Places) -> Any:
+def attend(part: Part, at: Places) -> Output:
     """Return the context of the device's queries, and the weights if asked for.
 
     Args:

@@ -68,7 +68,9 @@ class Places:
         def rows(array: Tensor | None) -> Tensor | None:
             return array if array is None or array.shape[2] == 1 else self.to_balanced(array, 2)
 
-        return part.replace(query=self.to_balanced(part.query, 1), bias=rows(part.bias), keep=rows(part.keep))
+        return dataclasses.replace(
+            part, query=self.to_balanced(part.query, 1), bias=rows(part.bias), keep=rows(part.keep)
+        )
 
     def to_balanced(self, array: Tensor, axis: int) -> Tensor:
         """Return the device's early and late piece of an array whose pieces lie in order on the devices."""

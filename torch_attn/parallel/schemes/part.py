@@ -6,7 +6,6 @@ Letters: b batch, t query position, s key position, h query head, k key/value he
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -16,6 +15,7 @@ from attn_bridge.masks import Mask
 from ... import implementations
 from ...implementations import KernelCall
 from ...implementations.reference import Drawn
+from ...signatures.attention import Output
 from ..masks import block_of
 
 
@@ -53,7 +53,7 @@ class Part:
     return_weights: bool
     implementation: str | None
 
-    def attend(self) -> Any:
+    def attend(self) -> Output:
         """Return the context, and the weights if asked for, of the queries to all keys, which the device holds."""
         queries = range(self.start, self.start + self.query.shape[1])
         mask = block_of(self.mask, queries, range(self.key.shape[1]), self.query.device)
@@ -79,8 +79,4 @@ class Part:
             return array if array is None or array.shape[2] == 1 else array[:, :, first : first + count]
 
         query = self.query[:, first : first + count]
-        return self.replace(query=query, bias=cut(self.bias), keep=cut(self.keep), start=start)
-
-    def replace(self, **changes: Any) -> Part:
-        """Return a copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, query=query, bias=cut(self.bias), keep=cut(self.keep), start=start)

@@ -5,6 +5,8 @@ DeepSpeed-Ulysses, arXiv 2309.14509.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 from einops import rearrange
@@ -26,7 +28,8 @@ def attend(part: Part, group: ProcessGroup, rank: int, devices: int) -> Tensor:
     key = _to_heads(_in_order(part.key, order), group, devices)
     value = key if part.value is part.key else _to_heads(_in_order(part.value, order), group, devices)
     own = slice(rank * (heads // devices), (rank + 1) * (heads // devices))
-    whole = part.replace(
+    whole = dataclasses.replace(
+        part,
         query=query,
         key=key,
         value=value,
