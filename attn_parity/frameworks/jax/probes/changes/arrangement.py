@@ -2,125 +2,114 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from .....hints.changes import MOST_ORDERS, MOST_PARTS, axis_orders, orders, shifts
-from ..numpy_interpreter import Interpreter
-from .operands import lazily, sampled, with_other
-from .program import Operation, Program, ProgramChange, Read, Results, Value, plain
+from .program import Operation, Program, ProgramChange, Read, Results, Value, sampled
 
 
-def of_transpose(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+def of_transpose(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     """Yield other orders of axes that give the same shape."""
     axes = [int(axis) for axis in operation.params["permutation"]]
-    shape = operation.equation.invars[0].aval.shape
-    for order in itertools.islice(axis_orders(axes, shape), MOST_ORDERS):
-
-        def results(read: Read, order: tuple[int, ...] = order) -> list[Value]:
-            return [read(operation.operands[0]).transpose(order)]
-
-        yield ProgramChange(f"axes in the order {order} for {tuple(axes)}", at, {at: results})
+    for order in itertools.islice(axis_orders(axes, operation.shapes[0].shape), MOST_ORDERS):
+        text = f"axes in the order {order} for {tuple(axes)}"
+        yield operation.computed(text, functools.partial(np.transpose, axes=order))
 
 
-def of_concatenation(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+def of_concatenation(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     """Yield other orders of the joined parts, and other shifts where two parts of one value are exchanged."""
     axis = operation.params["dimension"]
-    sizes = [item.aval.shape[axis] for item in operation.equation.invars]
+    sizes = [item.shape[axis] for item in operation.shapes]
     makers = [program.maker(item, "slice") for item in operation.operands]
     sources = {None if item is None else item.operands[0] for item in makers}
     if len(makers) == 2 and len(sources) == 1 and None not in sources and makers[0] is not None:
         (source,) = sources
-        whole = makers[0].equation.invars[0].aval.shape
-        if whole == operation.equation.outvars[0].aval.shape and makers[0].params["start_indices"][axis] == sizes[1]:
-            names = sampled(lambda x: shifts(x, axis, sizes[0]), [makers[0].equation.invars[0].aval])
-            yield from lazily(at, lambda read: shifts(np.asarray(read(source)), axis, sizes[0]), names)
+        whole = makers[0].shapes[0]
+        if whole.shape == operation.shape.shape and makers[0].params["start_indices"][axis] == sizes[1]:
+            names = sampled(lambda x: shifts(x, axis, sizes[0]), [whole])
+            yield from operation.named(names, lambda read: shifts(np.asarray(read(source)), axis, sizes[0]))
     if len(sizes) <= MOST_PARTS:
         for text, order in orders(len(sizes)):
 
-            def results(read: Read, order: Sequence[int] = order) -> list[Value]:
-                parts = [read(operation.operands[part]) for part in order]
-                return [np.concatenate(parts, axis)]
+            def joined(*parts: Value, order: Sequence[int] = order) -> Value:
+                return np.concatenate([parts[part] for part in order], axis)
 
-            yield ProgramChange(f"a concatenation with {text}", at, {at: results})
+            yield operation.computed(f"a concatenation with {text}", joined)
 
 
-def of_padding(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+def of_padding(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     """Yield the padding of each axis on its other side."""
     config = operation.params["padding_config"]
     turned = tuple((high, low, inner) for low, high, inner in config)
     if turned != tuple(config):
-
-        def results(read: Read) -> list[Value]:
-            operand, value = (read(item) for item in operation.operands)
-            return [np.pad(operand, [(low, high) for low, high, _ in turned], constant_values=value)]
-
-        yield ProgramChange("padding on the other sides", at, {at: results})
+        yield operation.computed(
+            "padding on the other sides",
+            lambda operand, value: np.pad(operand, [pads[:2] for pads in turned], constant_values=value),
+        )
 
 
-def of_reversal(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+def of_reversal(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     """Yield the value that is not reversed."""
-    yield ProgramChange("no reversal", at, {at: lambda read: [read(operation.operands[0])]})
+    yield operation.computed("no reversal", lambda operand: operand)
 
 
-def of_sort(run: Interpreter, program: Program, at: int, operation: Operation) -> Iterator[ProgramChange]:
+def of_sort(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     """Yield the results from the largest to the smallest."""
     axis = operation.params["dimension"]
-    yield ProgramChange(
-        "a sort in the other direction",
-        at,
-        {at: lambda read: [np.flip(item, axis) for item in plain(run, operation, read)]},
-    )
+    yield operation.followed("a sort in the other direction", lambda item: np.flip(item, axis))
 
 
-def of_parts(run: Interpreter, program: Program) -> Iterator[ProgramChange]:
+def of_parts(program: Program) -> Iterator[ProgramChange]:
     """Yield other orders of the parts that one value is split into."""
-    groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[Operation, int]]] = {}
     for at, operation in enumerate(program.operations):
         if operation.name == "split":
             for index, variable in enumerate(operation.equation.outvars):
-                groups.setdefault((operation.operands[0], at, variable.aval.shape), []).append((at, index))
+                groups.setdefault((operation.operands[0], at, variable.aval.shape), []).append((operation, index))
         elif operation.name in ("slice", "squeeze", "dynamic_slice") and isinstance(operation.operands[0], int):
-            groups.setdefault((operation.operands[0], -1, operation.equation.outvars[0].aval.shape), []).append((at, 0))
-    split = [members for members in groups.values() if program.operations[members[0][0]].name == "split"]
+            groups.setdefault((operation.operands[0], -1, operation.shape.shape), []).append((operation, 0))
+    split = [members for members in groups.values() if members[0][0].name == "split"]
     for count in dict.fromkeys(map(len, split)):
         alike = [members for members in split if len(members) == count in range(2, MOST_PARTS + 1)]
         if len(alike) > 1:  # as the gates of the input and those of the state
             for text, order in orders(count):
-                results = {
-                    at: made for members in alike for at, made in _exchanged(run, program, members, order).items()
-                }
-                yield ProgramChange(f"{text} wherever {count} are split", alike[0][0][0], results)
+                results = {at: made for members in alike for at, made in _exchanged(members, order).items()}
+                yield ProgramChange(f"{text} wherever {count} are split", alike[0][0][0].at, results)
     for members in groups.values():
         if not 1 < len(members) <= 2 * MOST_PARTS:
             continue
         for text, order in orders(len(members)):
-            yield ProgramChange(text, members[0][0], _exchanged(run, program, members, order))
-        numbers = [program.operations[at].results[index] for at, index in members]
+            yield ProgramChange(text, members[0][0].at, _exchanged(members, order))
+        numbers = [operation.results[index] for operation, index in members]
         for (mine, part), (other, number) in itertools.permutations(enumerate(numbers), 2):
             for at in program.takes.get(part, ()):
-                if at not in {at for at, _ in members}:
-                    replaced = {at: with_other(run, program.operations[at], part, number)}
+                if at not in {operation.at for operation, _ in members}:
+                    replaced = {at: _with_other(program.operations[at], part, number)}
                     yield ProgramChange(f"part {other} of {len(numbers)} for part {mine}", at, replaced)
 
 
-def _exchanged(
-    run: Interpreter, program: Program, members: Sequence[tuple[int, int]], order: Sequence[int]
-) -> dict[int, Results]:
+def _exchanged(members: Sequence[tuple[Operation, int]], order: Sequence[int]) -> dict[int, Results]:
     """Return the results of splitting operations in another order."""
     changes: dict[int, Results] = {}
-    for at in {at for at, _ in members}:
+    for split in {operation.at: operation for operation, _ in members}.values():
 
-        def results(read: Read, at: int = at) -> list[Value]:
-            operation = program.operations[at]
-            made = list(plain(run, operation, read))
-            for (mine, index), source in zip(members, order, strict=True):
-                if mine == at:
+        def results(read: Read, split: Operation = split) -> list[Value]:
+            made = list(split.plain(read))
+            for (operation, index), source in zip(members, order, strict=True):
+                if operation is split:
                     other, position = members[source]
-                    made[index] = plain(run, program.operations[other], read)[position]
+                    made[index] = other.plain(read)[position]
             return made
 
-        changes[at] = results
+        changes[split.at] = results
     return changes
+
+
+def _with_other(operation: Operation, part: int, number: int) -> Results:
+    """Return the results of an operation with one of its operands replaced by another value."""
+    operands = [number if isinstance(item, int) and item == part else item for item in operation.operands]
+    return lambda read: operation.run.apply(operation.equation, [read(item) for item in operands])

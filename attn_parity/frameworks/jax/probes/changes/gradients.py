@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from .....hints.changes import PER_OPERATION, TRACED, Budget, stopped
 from .....sides.subject import Array, GradientSample, Run
-from ..numpy_interpreter import bind, evaluate
+from ..numpy_interpreter import Interpreter, bind, evaluate
 from .program import Atom, Jaxpr, Program
 
 Item = TypeVar("Item")
@@ -64,7 +64,7 @@ class StoppedPrograms:
         run_of: Callable[[Sequence[Array], Mapping[Leaf, Array]], Run],
         trace: Callable[[Callable[..., object], object], tuple[Jaxpr, jax.tree_util.PyTreeDef]],
     ):
-        self._program, self._leaves, self._run_of, self._trace = Program(closed), leaves, run_of, trace
+        self._program, self._leaves, self._run_of, self._trace = Program(closed, Interpreter()), leaves, run_of, trace
         self._trained = [position for position, leaf in enumerate(leaves) if leaf in trained]
 
     def found(

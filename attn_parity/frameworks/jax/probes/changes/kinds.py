@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from .....hints.changes import BINARY, COMPARISONS
-from ..numpy_interpreter import Interpreter
 from .arrangement import of_concatenation, of_padding, of_parts, of_reversal, of_sort, of_transpose
 from .elementwise import (
     UNARY,
@@ -45,14 +44,14 @@ _KINDS: dict[tuple[str, ...], Callable[..., Iterator[ProgramChange]]] = {
 """Names of operations -> their changes."""
 
 
-def changes_of(run: Interpreter, program: Program) -> Iterator[ProgramChange]:
+def changes_of(program: Program) -> Iterator[ProgramChange]:
     """Yield the changes of a program, from its end: what comes last needs the fewest operations again.
 
     Code that runs several times, as that of a layer in every block, is changed everywhere.
     """
     repeated = _repeated(program)
     made: dict[tuple[int, str], ProgramChange] = {}
-    for change in _single_changes(run, program):
+    for change in _single_changes(program):
         made.setdefault((change.at, change.text), change)
         if change.at not in repeated:
             yield change
@@ -80,15 +79,14 @@ def _repeated(program: Program) -> dict[int, tuple[int, ...]]:
     return repeated
 
 
-def _single_changes(run: Interpreter, program: Program) -> Iterator[ProgramChange]:
+def _single_changes(program: Program) -> Iterator[ProgramChange]:
     for name, at, source, made in reversed(program.calls):
         if name and not name.startswith("_"):
             yield from of_call(program, name, at, source, made)
-    for at in range(len(program.operations) - 1, -1, -1):
-        operation = program.operations[at]
+    for operation in reversed(program.operations):
         for kind, maker in _KINDS.items():
             if operation.name in kind:
-                yield from maker(run, program, at, operation)
-    yield from of_parts(run, program)
-    yield from of_exchanged_numbers(run, program)
-    yield from of_missing(run, program)
+                yield from maker(program, operation)
+    yield from of_parts(program)
+    yield from of_exchanged_numbers(program)
+    yield from of_missing(program)

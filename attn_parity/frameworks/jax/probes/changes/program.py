@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from jax.extend import core
@@ -32,6 +32,10 @@ Results = Callable[[Read], list[Value]]
 """From a reader of the values of a program to the results of one of its operations."""
 
 
+Ways = Iterator[tuple[str, Value]]
+"""Descriptions of other results, and the results."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ProgramChange:
     """A change of a program.
@@ -47,12 +51,81 @@ class ProgramChange:
     results: Mapping[int, Results]
 
 
+@dataclasses.dataclass(eq=False)
 class Operation:
-    """One operation of a flat program; variables are numbered, literals are themselves."""
+    """One operation of a flat program; variables are numbered, literals are themselves.
 
-    def __init__(self, equation: Jaxpr, operands: list[Value], results: list[int], called: tuple[str, ...]):
-        self.equation, self.operands, self.results, self.called = equation, operands, results, called
-        self.name, self.params = equation.primitive.name, equation.params
+    Attributes:
+        run: computes operations.
+        at: its position in the program.
+        equation: the equation of the jaxpr.
+        operands: what it takes.
+        results: the numbers of its results.
+        called: names of the functions that call it, the outermost first.
+    """
+
+    run: Interpreter
+    at: int
+    equation: Jaxpr
+    operands: list[Value]
+    results: list[int]
+    called: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        self.name, self.params = self.equation.primitive.name, self.equation.params
+
+    @property
+    def shapes(self) -> list[Value]:
+        """Shape and dtype of each operand."""
+        return [item.aval for item in self.equation.invars]
+
+    @property
+    def shape(self) -> Value:
+        """Shape and dtype of the first result."""
+        return self.equation.outvars[0].aval
+
+    # ---- changes of it
+
+    def plain(self, read: Read) -> list[Value]:
+        """Return its results without a change."""
+        return self.run.apply(self.equation, [read(item) for item in self.operands])
+
+    def computed(self, text: str, function: Function) -> ProgramChange:
+        """Return the change that computes its only result from the operands by a function."""
+        return ProgramChange(text, self.at, {self.at: lambda read: [function(*map(read, self.operands))]})
+
+    def followed(self, text: str, function: Function) -> ProgramChange:
+        """Return the change that applies a function to each of its results."""
+        return ProgramChange(text, self.at, {self.at: lambda read: [function(item) for item in self.plain(read)]})
+
+    def taking(self, function: Callable[..., list[Value]]) -> Results:
+        """Return its results for other operands, made from its own by a function."""
+        return lambda read: self.run.apply(self.equation, function(*map(read, self.operands)))
+
+    def with_params(self, text: str, **params: Value) -> ProgramChange:
+        """Return the change of some of its parameters."""
+        other = self.equation.replace(params={**self.params, **params})
+        return ProgramChange(
+            text, self.at, {self.at: lambda read: self.run.apply(other, [read(item) for item in self.operands])}
+        )
+
+    def with_number(self, index: int, value: float) -> Results:
+        """Return its results with another number in code at the operand `index`."""
+
+        def function(*operands: Value) -> list[Value]:
+            number = np.asarray(value, operands[index].dtype)
+            return [*operands[:index], number, *operands[index + 1 :]]
+
+        return self.taking(function)
+
+    def named(self, names: Iterable[str], ways: Callable[[Read], Ways]) -> Iterator[ProgramChange]:
+        """Yield a change for each name, whose result is that which `ways` yields under this name."""
+        for name in names:
+
+            def results(read: Read, name: str = name) -> list[Value]:
+                return [next(value for text, value in ways(read) if text == name)]
+
+            yield ProgramChange(name, self.at, {self.at: results})
 
     @property
     def where(self) -> str:
@@ -77,9 +150,15 @@ class Operation:
 
 
 class Program:
-    """A jaxpr with everything inlined that it only calls."""
+    """A jaxpr with everything inlined that it only calls.
 
-    def __init__(self, closed: Jaxpr):
+    Args:
+        closed: the jaxpr.
+        run: computes its operations.
+    """
+
+    def __init__(self, closed: Jaxpr, run: Interpreter):
+        self._run = run
         self.operations: list[Operation] = []
         self.constants: dict[int, Value] = {}
         self.calls: list[tuple[str, int, Atom, int]] = []
@@ -112,7 +191,7 @@ class Program:
                     self.calls.append((name, len(self.operations) - 1, source[0], made[0]))
             else:
                 made = [next(self._count) for _ in equation.outvars]
-                self.operations.append(Operation(equation, source, made, called))
+                self.operations.append(Operation(self._run, len(self.operations), equation, source, made, called))
             numbers.update(zip(equation.outvars, made, strict=True))
         return [number(atom) for atom in jaxpr.outvars]
 
@@ -138,6 +217,7 @@ def literals(operation: Operation) -> Iterator[tuple[int, float]]:
             yield index, float(atom.val)
 
 
-def plain(run: Interpreter, operation: Operation, read: Read) -> list[Value]:
-    """Return the results of an operation without a change."""
-    return run.apply(operation.equation, [read(item) for item in operation.operands])
+def sampled(ways: Callable[..., Ways], shapes: Sequence[Value]) -> list[str]:
+    """Return the names that a generator of results yields for operands of some shapes."""
+    with np.errstate(all="ignore"):
+        return [text for text, _ in ways(*(np.ones(item.shape, item.dtype) for item in shapes))]

@@ -15,8 +15,7 @@ from .....sides.arrays import LargeWeight
 from .....sides.subject import Array, CannotPromoteError
 from ..numpy_interpreter import Interpreter
 from .kinds import changes_of
-from .operands import with_number
-from .program import Atom, Jaxpr, Operation, Program, ProgramChange, Read, Results, Value, literals, plain
+from .program import Atom, Jaxpr, Operation, Program, ProgramChange, Read, Results, Value, literals
 
 
 class ChangedPrograms(Interpreter):
@@ -43,7 +42,7 @@ class ChangedPrograms(Interpreter):
     def _program(self, closed: Jaxpr) -> Program:
         key = id(closed.jaxpr)
         if key not in self._programs:
-            self._programs[key] = closed, Program(closed)
+            self._programs[key] = closed, Program(closed, self)
         return self._programs[key][1]
 
     def _keep(self) -> bool:
@@ -51,9 +50,7 @@ class ChangedPrograms(Interpreter):
         kept = 0
         with np.errstate(all="ignore"):
             for operation in self.program.operations:
-                results = self.apply(
-                    operation.equation, [self._value(item, self.values) for item in operation.operands]
-                )
+                results = operation.plain(lambda atom: self._value(atom, self.values))
                 self.values.update(zip(operation.results, results, strict=True))
                 kept += _sizes(results)
                 if kept > MOST_VALUES:
@@ -74,7 +71,7 @@ class ChangedPrograms(Interpreter):
             return self._value(atom, values)
 
         for at, operation in enumerate(program.operations):
-            results = changes[at](read) if at in changes else plain(self, operation, read)
+            results = changes[at](read) if at in changes else operation.plain(read)
             values.update(zip(operation.results, results, strict=True))
         self._runs += 1
         if self._most_runs is not None:
@@ -104,7 +101,7 @@ class ChangedPrograms(Interpreter):
                     at = min(pending)
                     pending.remove(at)
                     operation = operations[at]
-                    made = results[at](read) if at in results else plain(self, operation, read)
+                    made = results[at](read) if at in results else operation.plain(read)
                     if not self.budget.spend(PER_OPERATION + _sizes(made)):
                         return None
                     for number, value in zip(operation.results, made, strict=True):
@@ -150,20 +147,20 @@ class ChangedPrograms(Interpreter):
         self, changes: Callable[..., Iterator[ProgramChange]]
     ) -> Iterator[tuple[Mapping[int, Results], ProgramChange, Program]]:
         """Yield the changes of the program and of the loops in it; for the latter, the operation that is the loop."""
-        for change in changes(self, self.program):
+        for change in changes(self.program):
             yield change.results, change, self.program
         for at, operation in enumerate(self.program.operations):
             for key in ("jaxpr", "body_jaxpr"):
                 if operation.name in ("scan", "while") and key in operation.params:
                     body = self._program(operation.params[key])
-                    for change in changes(self, body):
+                    for change in changes(body):
                         yield {at: self._in_loop(operation, body, change)}, change, body
 
     def _in_loop(self, operation: Operation, body: Program, change: ProgramChange) -> Results:
         def results(read: Read) -> list[Value]:
             self._changes = {id(body): change.results}
             try:
-                return plain(self, operation, read)
+                return operation.plain(read)
             finally:
                 self._changes = {}
 
@@ -189,7 +186,7 @@ class ChangedPrograms(Interpreter):
                         position: int = position,
                         at: int = at,
                     ) -> Mapping[int, Results]:
-                        results = {position: with_number(self, program.operations[position], index, value)}
+                        results = {position: program.operations[position].with_number(index, value)}
                         if program is self.program:
                             return results
                         return {
