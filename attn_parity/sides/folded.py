@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .arrays import wide
-from .subject import Arguments, Array, Arrays, Call, DtypeCall, GradientSample, Run, SideWeight, Subject, Substitute
+from .subject import Array, Arrays, Call, Run, SideWeight, Subject
 
 _BIAS = re.compile(r"(.*\.)?bias_ih(_l[0-9]+(_reverse)?)?")
 
 _SUMMED = {"LSTM": 1.0, "LSTMCell": 1.0, "RNN": 1.0, "RNNCell": 1.0, "GRU": 2 / 3, "GRUCell": 2 / 3}
 """Class -> how much of its two biases is added; a GRU resets the last third, so that it stays apart."""
+
+
+_TAKES_WEIGHTS = frozenset({"uses", "describe_outputs", "dtypes", "record", "changes", "gradient_changes"})
+"""Methods of a subject that take its weights first and return nothing by their names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +68,10 @@ class FoldedSubject:
         self._subject, self.folds = subject, folds
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._subject, name)
+        method = getattr(self._subject, name)
+        if name not in _TAKES_WEIGHTS:
+            return method
+        return lambda weights, *call, **options: method(self._unfolded(weights), *call, **options)
 
     @property
     def train(self) -> bool:
@@ -115,53 +122,7 @@ class FoldedSubject:
         """Run forward, and backward if there are cotangents."""
         return self._folded(self._subject.run(self._unfolded(weights), *call, **options))
 
-    def uses(self, weights: Mapping[str, Array], arguments: Arguments) -> dict[str, int]:
-        """Return weight -> number of the first operation that combines it with values that depend on inputs."""
-        uses: dict[str, int] = self._subject.uses(self._unfolded(weights), arguments)
-        return uses
-
-    def describe_outputs(
-        self, weights: Mapping[str, Array], arguments: Arguments
-    ) -> list[tuple[str, tuple[int, ...], str]]:
-        """Return place, shape and dtype of every output of a call."""
-        return self._subject.describe_outputs(self._unfolded(weights), arguments)
-
-    def dtypes(self, weights: Mapping[str, Array], arguments: Arguments, dtype: str | None = None) -> list[DtypeCall]:
-        """Return the dtypes of all calls of a forward pass."""
-        return self._subject.dtypes(self._unfolded(weights), arguments, dtype)
-
-    def record(self, weights: Mapping[str, Array], *call: Any, **options: Any) -> list[Call]:
-        """Return every call of every submodule with its inputs, outputs and cotangents."""
-        return self._subject.record(self._unfolded(weights), *call, **options)
-
-    def substituted(
-        self,
-        weights: Mapping[str, Array],
-        arguments: Arguments,
-        cotangents: Sequence[Array],
-        substitutes: Mapping[str, Sequence[Substitute]],
-    ) -> tuple[Run, list[Call]]:
-        """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
-        run, calls = self._subject.substituted(self._unfolded(weights), arguments, cotangents, substitutes)
+    def substituted(self, weights: Mapping[str, Array], *call: Any, **options: Any) -> tuple[Run, list[Call]]:
+        """Record the calls with the results of some replaced, and return the results of the whole as well."""
+        run, calls = self._subject.substituted(self._unfolded(weights), *call, **options)
         return self._folded(run), calls
-
-    def changes(
-        self,
-        weights: Mapping[str, Array],
-        samples: Sequence[tuple[Arguments, Sequence[Array]]],
-        *,
-        path: str = "",
-    ) -> list[tuple[str, str]]:
-        """Return the changes of one operation of a submodule that give other outputs."""
-        return self._subject.changes(self._unfolded(weights), samples, path=path)
-
-    def gradient_changes(
-        self,
-        weights: Mapping[str, Array],
-        samples: Sequence[GradientSample],
-        differing: Collection[str | int],
-        *,
-        path: str = "",
-    ) -> list[tuple[str, str]]:
-        """Return the operands to stop the gradients of, or to let them pass to."""
-        return self._subject.gradient_changes(self._unfolded(weights), samples, differing, path=path)
