@@ -25,7 +25,7 @@ from ..pairing import Match
 from ..results.findings import Side
 from ..samples import calls, sampling
 from ..samples.sampling import FIRST, Planned, Sample
-from ..settings.precision import environment
+from ..settings import precision
 from ..sides.arrays import wide
 from ..sides.libraries import as_side
 from ..sides.subject import (
@@ -115,7 +115,7 @@ def dump(
     subject = prepare.subject_of(module, device)
     subject.returned = Returned(output)
     settings = load_adapter(subject.framework, "precision")
-    with orderly_interrupts(), folders.new(folder) as target, np.errstate(all="ignore"), settings.strict():
+    with orderly_interrupts(), folders.new(folder) as target, np.errstate(all="ignore"), precision.hold_safe(settings):
         recorder = DumpRecorder(
             subject, inputs, other, DumpWriter(target), rules=rules, transfer=transfer, progress=progress
         )
@@ -428,10 +428,10 @@ def _numbers(settings: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str
 
 def _environment(subject: Any) -> dict[str, str]:
     framework = subject.framework
-    rows = load_adapter(framework, "precision").switches()
+    rows = precision.rows_of(precision.LABELS[framework], load_adapter(framework, "precision"))
     settings = {f"{row.framework} {row.name}": row.value for row in rows if row.key or row.state in ("unsafe", "note")}
     foreign = ("jax", "flax") if framework == "torch" else ("torch",)
-    versions = {name: version for name, version in environment().items() if name not in foreign}
+    versions = {name: version for name, version in precision.environment().items() if name not in foreign}
     return {**versions, f"{framework} device": str(subject.device), **settings}
 
 

@@ -149,8 +149,8 @@ def examine() -> Diagnosis:
                 Finding("unsafe", f"{library} cannot start its devices ({first})", "run it on its own first")
             )
             continue
-        rows += module.switches()
-        products[library] = module.product_errors()
+        rows += precision.rows_of(library, module)
+        products[library] = precision.product_errors(module)
         implementations[library] = backends.load(framework, "implementations").unavailable()
         findings += _judge_products(library, products[library])
     findings += _judge_versions(versions)

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Literal
 
+import numpy as np
+
 from attn_bridge import backends
 
 from ..sides.subject import load_adapter
@@ -122,13 +124,44 @@ def strict() -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         for module in modules().values():
-            stack.enter_context(module.strict())
+            stack.enter_context(hold_safe(module))
         yield
+
+
+@contextlib.contextmanager
+def hold_safe(module: ModuleType) -> Iterator[None]:
+    """Hold every setting of one framework at its safe value; afterwards each former value is back.
+
+    Args:
+        module: the ``precision`` of a room of `frameworks`.
+    """
+    with contextlib.ExitStack() as stack:
+        for switch in module.SWITCHES:
+            if switch.hold and switch.exists:
+                stack.enter_context(switch.hold(switch.safe))
+        yield
+
+
+def rows_of(label: str, module: ModuleType) -> list[SettingRow]:
+    """Return every setting that the installed version of one framework has, as it is now."""
+    present = module.kinds()
+    return [switch.row(label, present) for switch in module.SWITCHES if switch.exists]
 
 
 def switches() -> list[SettingRow]:
     """Return every setting of the installed frameworks as it is now."""
-    return [row for module in modules().values() for row in module.switches()]
+    return [row for label, module in modules().items() for row in rows_of(label, module)]
+
+
+def product_errors(module: ModuleType) -> dict[str, float]:
+    """Measure a float32 matrix product on each kind of device: largest error, relative to the largest element."""
+    left, right = np.random.default_rng(0).standard_normal((2, 256, 256), dtype=np.float32)
+    exact = left.astype(np.float64) @ right.astype(np.float64)
+    errors = {}
+    for kind in sorted(module.kinds()):
+        error = np.abs(module.product(left, right, kind) - exact).max()
+        errors[kind] = float(error / np.abs(exact).max())
+    return errors
 
 
 def record() -> dict[str, str]:

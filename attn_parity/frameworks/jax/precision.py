@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-from ...settings.precision import SettingRow, Switch
+from ...settings.precision import Switch
 
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu")
 """Packages that bring JAX its devices."""
@@ -146,22 +146,6 @@ SWITCHES: tuple[Switch, ...] = (
 """Every setting."""
 
 
-def switches() -> list[SettingRow]:
-    """Return every setting that this version of JAX has, as it is now."""
-    present = kinds()
-    return [switch.row("jax", present) for switch in SWITCHES if switch.exists]
-
-
-@contextlib.contextmanager
-def strict() -> Iterator[None]:
-    """Hold every setting at its safe value; afterwards each former value is back, whatever happened inside."""
-    with contextlib.ExitStack() as stack:
-        for switch in SWITCHES:
-            if switch.hold and switch.exists:
-                stack.enter_context(switch.hold(switch.safe))
-        yield
-
-
 def kinds() -> set[str]:
     """Return the kinds of devices that JAX can use here: ``cpu``, ``gpu``, ``tpu``; it starts them."""
     local = jax.local_devices()
@@ -185,14 +169,7 @@ def versions() -> dict[str, str]:
     return built
 
 
-def product_errors() -> dict[str, float]:
-    """Measure a float32 matrix product on each kind of device: largest error, relative to the largest element."""
-    left, right = np.random.default_rng(0).standard_normal((2, 256, 256), dtype=np.float32)
-    exact = left.astype(np.float64) @ right.astype(np.float64)
-    errors = {}
-    for kind in sorted(kinds()):
-        device = jax.local_devices(backend=kind)[0]
-        product = jnp.matmul(jax.device_put(left, device), jax.device_put(right, device))
-        error = np.abs(np.asarray(product, np.float64) - exact).max()
-        errors[kind] = float(error / np.abs(exact).max())
-    return errors
+def product(left: np.ndarray, right: np.ndarray, kind: str) -> np.ndarray:
+    """Return a matrix product of a kind of device, in float64."""
+    device = jax.local_devices(backend=kind)[0]
+    return np.asarray(jnp.matmul(jax.device_put(left, device), jax.device_put(right, device)), np.float64)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...settings.precision import SettingRow, Switch
+from ...settings.precision import Switch
 
 MIXED = "decided by fp32_precision"
 """Value of float32_matmul_precision where torch refuses to read it, because the newer settings were used."""
@@ -342,22 +342,6 @@ SWITCHES: tuple[Switch, ...] = (
 """Every setting, those that others inherit from first."""
 
 
-def switches() -> list[SettingRow]:
-    """Return every setting that this version of torch has, as it is now."""
-    present = kinds()
-    return [switch.row("torch", present) for switch in SWITCHES if switch.exists]
-
-
-@contextlib.contextmanager
-def strict() -> Iterator[None]:
-    """Hold every setting at its safe value; afterwards each former value is back, whatever happened inside."""
-    with contextlib.ExitStack() as stack:
-        for switch in SWITCHES:
-            if switch.hold and switch.exists:
-                stack.enter_context(switch.hold(switch.safe))
-        yield
-
-
 def kinds() -> set[str]:
     """Return the kinds of devices that torch can use here: ``cpu``, ``gpu``, ``mps``."""
     usable_kinds = {"gpu": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -379,14 +363,8 @@ def versions() -> dict[str, str]:
     return {name: str(version) for name, version in built.items() if version}
 
 
-def product_errors() -> dict[str, float]:
-    """Measure a float32 matrix product on each kind of device: largest error, relative to the largest element."""
-    left, right = np.random.default_rng(0).standard_normal((2, 256, 256), dtype=np.float32)
-    exact = left.astype(np.float64) @ right.astype(np.float64)
-    errors = {}
-    for kind in sorted(kinds()):
-        device = "cuda" if kind == "gpu" else kind
-        product = torch.from_numpy(left).to(device) @ torch.from_numpy(right).to(device)
-        error = np.abs(product.cpu().to(torch.float64).numpy() - exact).max()
-        errors[kind] = float(error / np.abs(exact).max())
-    return errors
+def product(left: np.ndarray, right: np.ndarray, kind: str) -> np.ndarray:
+    """Return a matrix product of a kind of device, in float64."""
+    device = "cuda" if kind == "gpu" else kind
+    result: np.ndarray = (torch.from_numpy(left).to(device) @ torch.from_numpy(right).to(device)).cpu().double().numpy()
+    return result

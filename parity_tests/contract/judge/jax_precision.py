@@ -41,7 +41,7 @@ def values() -> dict[str, Any]:
 
 def row_of(name: str) -> joint.SettingRow:
     """Return a setting as it is now."""
-    (row,) = (row for row in precision.switches() if row.name == name)
+    (row,) = (row for row in joint.rows_of("jax", precision) if row.name == name)
     return row
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from attn_bridge.parity import strict as strict_for_both
@@ -28,21 +30,21 @@ def _leave_no_trace(backend):
 def test_every_setting_exists_and_has_a_name_of_its_own(backend):
     settings = backend.precision.SWITCHES
     assert all(switch.exists for switch in settings)
-    assert len(backend.SWITCHES) == len(settings) == len(backend.precision.switches())
+    assert len(backend.SWITCHES) == len(settings) == len(joint.rows_of("", backend.precision))
     assert {name for name, switch in backend.SWITCHES.items() if switch.hold} == set(backend.UNSAFE)
 
 
 def test_a_setting_that_this_version_lacks_is_not_listed(backend, monkeypatch):
     monkeypatch.setattr(backend.precision, "SWITCHES", (backend.LACKING, *backend.precision.SWITCHES))
-    assert backend.LACKING.name not in {row.name for row in backend.precision.switches()}
-    with backend.precision.strict():
+    assert backend.LACKING.name not in {row.name for row in joint.rows_of("", backend.precision)}
+    with joint.hold_safe(backend.precision):
         pass
 
 
 @pytest.mark.parametrize("of_both", [False, True], ids=["own", "both"])
 @backends.each(ADAPTERS, "name", "UNSAFE")
 def test_an_unsafe_value_is_seen_held_safe_and_restored(backend, name, of_both):
-    strict = strict_for_both if of_both else backend.precision.strict
+    strict = strict_for_both if of_both else functools.partial(joint.hold_safe, backend.precision)
     with backend.set_unsafe(name):
         row = backend.row_of(name)
         assert row.value == str(backend.UNSAFE[name])
@@ -63,7 +65,7 @@ def test_an_unsafe_value_is_seen_held_safe_and_restored(backend, name, of_both):
 
 def test_strict_alone_changes_nothing_for_good(backend):
     before = backend.values()
-    with backend.precision.strict():
+    with joint.hold_safe(backend.precision):
         backend.assert_safe()
     assert backend.values() == before
 

@@ -58,13 +58,13 @@ def values() -> dict[str, Any]:
 
 def row_of(name: str) -> joint.SettingRow:
     """Return a setting as it is now."""
-    (row,) = (row for row in precision.switches() if row.name == name)
+    (row,) = (row for row in joint.rows_of("torch", precision) if row.name == name)
     return row
 
 
 def assert_safe() -> None:
     """Check that every setting that `strict` holds is safe."""
-    assert [row for row in precision.switches() if row.held and row.state != "safe"] == []
+    assert [row for row in joint.rows_of("torch", precision) if row.held and row.state != "safe"] == []
 
 
 def states(name: str) -> set[str]:

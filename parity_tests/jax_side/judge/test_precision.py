@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from attn_parity.frameworks.jax import precision
+from attn_parity.settings.precision import hold_safe, product_errors
 
 from ...contract.judge.jax_precision import ON_CPU, SWITCHES, UNSAFE, assert_safe, row_of, values
 
@@ -42,19 +43,19 @@ def test_a_context_of_this_thread_is_overruled_and_restored(name):
     with in_a_context(name, UNSAFE[name]):
         before = values()
         assert before[name] != before[f"other {name}"]
-        with precision.strict():
+        with hold_safe(precision):
             assert_safe()
         assert values() == before
-        with pytest.raises(PlannedError), precision.strict():
+        with pytest.raises(PlannedError), hold_safe(precision):
             raise PlannedError
         assert values() == before
 
 
 def test_strict_takes_back_what_is_changed_inside():
-    with precision.strict():
+    with hold_safe(precision):
         for name, value in UNSAFE.items():
             jax.config.update(f"jax_{name}", value)
-        with precision.strict():
+        with hold_safe(precision):
             assert_safe()
         assert values()["other default_prng_impl"] == "rbg"
 
@@ -64,7 +65,7 @@ def test_strict_takes_back_what_is_changed_inside():
 def test_jax_defaults_on_gpus_are_unsafe_until_strict(name, monkeypatch):
     monkeypatch.setattr(precision, "kinds", lambda: {"cpu", "gpu"})
     assert (row_of(name).value, row_of(name).state) == ("None", "unsafe")
-    with precision.strict():
+    with hold_safe(precision):
         assert row_of(name).state == "safe"
     for accepted in ("float32", "F32_F32_F32"):
         with jax.default_matmul_precision(accepted):
@@ -72,11 +73,11 @@ def test_jax_defaults_on_gpus_are_unsafe_until_strict(name, monkeypatch):
 
 
 def test_strict_leaves_users_choices_unchanged():
-    with jax.enable_x64(True), precision.strict():
+    with jax.enable_x64(True), hold_safe(precision):
         assert jnp.zeros(1).dtype == jnp.float64
     with jax.disable_jit():
         assert row_of("disable_jit").state == "note"
-        with precision.strict():
+        with hold_safe(precision):
             assert jax.config.jax_disable_jit
 
 
@@ -127,7 +128,7 @@ def test_products_inside_strict_ask_for_the_highest_precision():
     x = jnp.ones((2, 2))
     highest = jax.lax.Precision.HIGHEST
     assert precisions_of(lambda x: x @ x, x) == [None]
-    with precision.strict():
+    with hold_safe(precision):
         assert precisions_of(lambda x: x @ x, x) == [(highest, highest)]
         found = []
         thread = threading.Thread(target=lambda: found.extend(precisions_of(lambda x: x @ x, x)))
@@ -145,14 +146,14 @@ def test_random_numbers_inside_strict_are_those_of_the_defaults(name):
     default = draw()
     with SWITCHES[name].hold(UNSAFE[name]):
         assert not np.array_equal(draw(), default)
-        with precision.strict():
+        with hold_safe(precision):
             np.testing.assert_array_equal(draw(), default)
         assert not np.array_equal(draw(), default)
     np.testing.assert_array_equal(draw(), default)
 
 
 def test_a_float32_product_is_float32():
-    assert precision.product_errors()["cpu"] < 2e-6
+    assert product_errors(precision)["cpu"] < 2e-6
 
 
 def test_devices_and_versions_name_what_is_here():

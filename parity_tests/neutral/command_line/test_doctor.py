@@ -76,7 +76,7 @@ def test_the_settings_and_their_values_are_in_the_table(capsys):
     run(["doctor"])
     table = capsys.readouterr().out
     for library, module in INSTALLED.items():
-        for one in module.switches():
+        for one in precision.rows_of(library, module):
             assert re.search(rf"^ {library} +{re.escape(one.name)} ", table, re.MULTILINE), one.name
 
 

@@ -11,6 +11,7 @@ import torch
 
 from attn_parity.frameworks.torch import precision
 from attn_parity.settings.doctor import examine
+from attn_parity.settings.precision import hold_safe, product_errors, rows_of
 
 from ...contract.judge.torch_precision import ON_CPU, SWITCHES, UNSAFE, assert_safe, row_of, values
 
@@ -32,7 +33,7 @@ def test_gpu_only_switches_have_no_effect_on_a_cpu(name):
 
 def test_the_fused_kernels_of_attention_are_worth_a_note():
     assert (row_of("sdpa_kernel").value, row_of("sdpa_kernel").state) == ("any", "note")
-    with precision.strict():
+    with hold_safe(precision):
         assert not torch.backends.cuda.flash_sdp_enabled()
         assert torch.backends.cuda.math_sdp_enabled()
         assert row_of("sdpa_kernel").state == "safe"
@@ -40,20 +41,20 @@ def test_the_fused_kernels_of_attention_are_worth_a_note():
 
 def test_torch_defaults_on_gpus_are_unsafe_until_strict(monkeypatch):
     monkeypatch.setattr(precision, "kinds", lambda: {"cpu", "gpu"})
-    unsafe = {row.name for row in precision.switches() if row.state == "unsafe"}
+    unsafe = {row.name for row in rows_of("torch", precision) if row.state == "unsafe"}
     assert {"cudnn.conv.fp32_precision", "cuda.matmul.allow_bf16_reduced_precision_reduction"} <= unsafe
-    with precision.strict():
-        assert {row.name for row in precision.switches() if row.state == "unsafe"} == set()
+    with hold_safe(precision):
+        assert {row.name for row in rows_of("torch", precision) if row.state == "unsafe"} == set()
 
 
 def test_strict_takes_back_what_is_changed_inside():
     with contextlib.ExitStack() as stack:
-        stack.enter_context(precision.strict())
+        stack.enter_context(hold_safe(precision))
         torch.set_float32_matmul_precision("medium")
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         torch.backends.mkldnn.conv.fp32_precision = "bf16"
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
-        with precision.strict():
+        with hold_safe(precision):
             assert_safe()
         assert torch.backends.mkldnn.conv.fp32_precision == "bf16"
 
@@ -68,7 +69,7 @@ def test_both_apis_at_once_are_read_and_restored(wish, newer):
             if newer:
                 torch.backends.cuda.matmul.fp32_precision = newer
             mixed = values()
-            with precision.strict():
+            with hold_safe(precision):
                 assert_safe()
                 assert torch.get_float32_matmul_precision() == "highest"
                 assert not torch.backends.cuda.matmul.allow_tf32
@@ -93,6 +94,7 @@ def test_settings_go_on_inheriting_after_strict():
     program = """
 import torch
 from attn_parity.frameworks.torch import precision
+from attn_parity.settings.precision import hold_safe
 
 def follow():
     found = []
@@ -103,7 +105,7 @@ def follow():
     return found
 
 never = follow()
-with precision.strict():
+with hold_safe(precision):
     pass
 assert follow() == never, (follow(), never)
 """
@@ -114,7 +116,7 @@ def test_a_split_that_was_switched_off_stays_off():
     products = torch.backends.cuda.matmul
     products.allow_fp16_reduced_precision_reduction = (False, False)
     try:
-        with precision.strict():
+        with hold_safe(precision):
             assert not products.allow_fp16_reduced_precision_reduction_split_k
         assert not products.allow_fp16_reduced_precision_reduction_split_k
     finally:
@@ -124,7 +126,7 @@ def test_a_split_that_was_switched_off_stays_off():
 def test_strict_leaves_users_choices_unchanged():
     torch.set_default_dtype(torch.float64)
     try:
-        with precision.strict():
+        with hold_safe(precision):
             assert torch.get_default_dtype() == torch.float64
         assert row_of("default_dtype").state == "note"
     finally:
@@ -143,20 +145,20 @@ def test_the_environment_of_onednn_is_read(prefix, value, state, monkeypatch):
 
 
 def test_a_float32_product_is_float32_and_autocast_is_not():
-    assert precision.product_errors()["cpu"] < 2e-6
+    assert product_errors(precision)["cpu"] < 2e-6
     with torch.autocast("cpu"):
-        assert precision.product_errors()["cpu"] > 1e-4
+        assert product_errors(precision)["cpu"] > 1e-4
         assert any("float32 products on cpu are off by" in line for line in examine().unsafe)
-        with precision.strict():
-            assert precision.product_errors()["cpu"] < 2e-6
+        with hold_safe(precision):
+            assert product_errors(precision)["cpu"] < 2e-6
         assert torch.is_autocast_enabled("cpu")
 
 
 def test_strict_keeps_onednn_products_in_float32():
     with SWITCHES["mkldnn.matmul.fp32_precision"].hold("bf16"):
-        loose = precision.product_errors()["cpu"]
-        with precision.strict():
-            held = precision.product_errors()["cpu"]
+        loose = product_errors(precision)["cpu"]
+        with hold_safe(precision):
+            held = product_errors(precision)["cpu"]
     if loose < 1e-4:
         pytest.skip("this CPU has no bfloat16 products to run float32 ones in")
     assert held < 2e-6
@@ -166,7 +168,7 @@ def test_denormal_numbers_survive_inside_strict():
     tiny = torch.full((1,), 1.5e-38)
     with SWITCHES["flush_denormal"].hold(True):
         assert (tiny * 0.5).item() == 0.0
-        with precision.strict():
+        with hold_safe(precision):
             assert (tiny * 0.5).item() > 0.0
         assert (tiny * 0.5).item() == 0.0
 
