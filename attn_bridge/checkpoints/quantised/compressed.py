@@ -1,13 +1,15 @@
-"""compressed-tensors and ModelOpt: small integers or floating point numbers, packed along rows, with scales by blocks.
+"""compressed-tensors, ModelOpt, torchao: small integers or floating point numbers along rows, with scales by blocks.
 
 The codes of a row are one stream of bits, the lowest bit of the first byte first: in words of int32 (``weight_packed``
 of integers), in bytes (FP4 and FP6), or a byte each (int8). A weight is ``scale * (code - zero)``. The float8 scales of
-NVFP4 are divided by a scale of the whole tensor, or multiplied in ModelOpt.
+NVFP4 are divided by a scale of the whole tensor, or multiplied in ModelOpt. torchao has a byte each of int8 or float8,
+and has the class of each tensor, and its rows and columns per scale, in the metadata of its safetensors.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +23,7 @@ from .packed import SCALE_DTYPES, WORD, check_groups
 from .pairs import QuantisedTensor, block_structure, c_order
 from .schemes import scheme_of, weights_of
 from .source import Source
-from .tables import E2M1, E2M3, E8M0
+from .tables import E2M1, E2M3, E8M0, float8_values
 
 PACKED, PLAIN, SCALE = ".weight_packed", ".weight", ".weight_scale"
 ZEROS, GROUPS, SHAPE = ".weight_zero_point", ".weight_g_idx", ".weight_shape"
@@ -29,6 +31,14 @@ OVERALL, OF_MODELOPT = ".weight_global_scale", ".weight_scale_2"
 """Endings of the names of a quantised layer's tensors; the last one is ModelOpt's."""
 
 OF_NUMBERS = (ZEROS, GROUPS, SHAPE, OVERALL, OF_MODELOPT)
+
+OF_TORCHAO = {"qdata": "._weight_qdata", "scale": "._weight_scale", "zero_point": "._weight_zero_point"}
+"""Part of a tensor of torchao -> the ending of its name."""
+
+CLASSES = {
+    "Int8Tensor": ("int8",), "IntxUnpackedToInt8Tensor": ("int8",), "Float8Tensor": ("float8_e4m3fn", "float8_e5m2")
+}  # fmt: skip
+"""Class of torchao that is read -> the dtypes of its numbers."""
 
 INTEGERS = "integers"
 
@@ -68,6 +78,8 @@ class CompressedTensor(QuantisedTensor):
     @property
     def words(self) -> str:
         """How it is quantised, in words."""
+        if self.numbers.endswith(OF_TORCHAO["qdata"]):
+            return f"torchao, {self.kind}"
         return f"compressed-tensors, {self.bits} bit" if self.kind == INTEGERS else self.kind
 
     def tile(self, source: Source, rows: range, left: int, right: int) -> tuple[Array, Array]:
@@ -82,9 +94,12 @@ class CompressedTensor(QuantisedTensor):
         start = left * self.bits // 8
         data = source.rectangle(self.numbers, self.row_bytes, rows, start, -(-right * self.bits // 8))
         codes = unpacked(data, left * self.bits - start * 8, right - left, self.bits)
+        if self.kind in CLASSES["Float8Tensor"]:
+            return float8_values(self.kind)[codes], stored.astype(np.float64)
         if self.kind != INTEGERS:
             return self._floats(source, codes, stored)
-        values = codes.view(np.int8) if self.numbers.endswith(PLAIN) else codes.astype(np.int16) - (1 << self.bits - 1)
+        is_whole = self.numbers.endswith((PLAIN, OF_TORCHAO["qdata"]))
+        values = codes.view(np.int8) if is_whole else codes.astype(np.int16) - (1 << self.bits - 1)
         zeros = self._zeros(source, down, first, last)[index] if self.zeros else 0
         return values.astype(np.float64) - zeros, stored.astype(np.float64)
 
@@ -134,7 +149,60 @@ def find(reader: Reader, config: Mapping[str, object]) -> list[CompressedTensor]
         is_plain = name.endswith(PLAIN) and stem + SCALE in reader.tensors and info.dtype in ("int8", "uint8")
         if name.endswith(PACKED) or is_plain:
             tensors.append(_tensor(reader, stem, info, config))
+        elif name.endswith(OF_TORCHAO["qdata"]):
+            tensors.append(_of_torchao(reader, info))
     return tensors
+
+
+def _of_torchao(reader: Reader, numbers: TensorInfo) -> CompressedTensor:
+    path, stem = reader.path, numbers.name.removesuffix(OF_TORCHAO["qdata"])
+    kind, values = described(reader.metadata, numbers.file, stem + PLAIN)
+    names = {part: stem + ending for part, ending in OF_TORCHAO.items() if stem + ending in reader.tensors}
+    if kind not in CLASSES or "scale" not in names:
+        why = f"its metadata says {printable(kind, 40)}" if kind else "its metadata has no class for it"
+        raise bad(path, f"{printable(numbers.name)} is of torchao, of which {', '.join(CLASSES)} are read; {why}; "
+                  "save its dequantize()")  # fmt: skip
+    scales, zeros = reader.tensors[names["scale"]], reader.tensors.get(names.get("zero_point", ""))
+    block, shape = values.get("block_size"), numbers.shape
+    sizes = [one for one in block if type(one) is int and one > 0] if isinstance(block, list) else []
+    is_matrix = len(sizes) == 2 == len(shape) and sizes == block
+    if not is_matrix or numbers.dtype not in CLASSES[kind] or scales.dtype not in SCALE_DTYPES:
+        raise bad(path, f"{printable(numbers.name)} {numbers.dtype} {shape} with {scales.dtype} scales for blocks of "
+                  f"{printable(repr(block), 40)} is no matrix of {kind}; save its dequantize()")  # fmt: skip
+    high, wide = min(sizes[0], max(shape[0], 1)), min(sizes[1], max(shape[1], 1))
+    wanted = (-(-shape[0] // high), -(-shape[1] // wide))
+    others = [one for one in (scales, zeros) if one is not None]
+    if any(one.shape != wanted for one in others) or (zeros is not None and zeros.dtype != "int8"):
+        got = " and ".join(f"{one.dtype} {one.shape}" for one in others)
+        raise bad(path, f"{printable(scales.name)} and its zero points (int8) must have the shape {wanted} to go with "
+                  f"{printable(numbers.name)} {shape}, got {got}")  # fmt: skip
+    return CompressedTensor(
+        stem + PLAIN, shape, numbers.name, scales.name, INTEGERS if numbers.dtype == "int8" else numbers.dtype, shape,
+        c_order(shape), (high, wide), numbers.file, bits=8, row_bytes=shape[1], zeros=names.get("zero_point", ""),
+    )  # fmt: skip
+
+
+def described(metadata: Mapping[str, object], file: str, name: str) -> tuple[str, dict[str, object]]:
+    """Return the class that torchao names for a tensor in a file's metadata, and its values; "" without any."""
+    files = metadata.get("files")
+    own = files.get(file, {}) if isinstance(files, Mapping) else metadata
+    try:
+        document = json.loads(str(own.get(name, "{}")))
+    except (ValueError, RecursionError):
+        return "", {}
+    document = document if isinstance(document, dict) else {}
+    kind, values = document.get("_type"), document.get("_data")
+    return kind if isinstance(kind, str) else "", values if isinstance(values, dict) else {}
+
+
+def undescribed(metadata: Mapping[str, object]) -> dict[str, object]:
+    """Return the metadata of a file, or of several, without torchao's descriptions of tensors."""
+    files = metadata.get("files")
+    if isinstance(files, Mapping):
+        return {**metadata, "files": {file: undescribed(own) for file, own in files.items()}}
+    if "tensor_names" not in metadata:
+        return dict(metadata)
+    return {name: text for name, text in metadata.items() if name != "tensor_names" and '"_type"' not in str(text)}
 
 
 def _tensor(reader: Reader, stem: str, numbers: TensorInfo, config: Mapping[str, object]) -> CompressedTensor:

@@ -136,8 +136,9 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, obj
     return sorted(quantised_tensors, key=lambda tensor: order[tensor.numbers])
 
 
-OF_METHODS = {".qweight": ".qzeros", ".SCB": ".weight", ".absmax": ".quant_map", ".weight_packed": ".weight_scale"}
-"""Ending of a name that only GPTQ, AWQ, bitsandbytes or compressed-tensors have -> that of the name next to it."""
+OF_METHODS = {".qweight": ".qzeros", ".SCB": ".weight", ".absmax": ".quant_map", ".weight_packed": ".weight_scale",
+              "._weight_qdata": "._weight_scale"}  # fmt: skip
+"""Ending of a name that only files of such a method have -> that of the name next to it."""
 
 
 def method_name_of(names: Collection[str]) -> str:
@@ -149,7 +150,6 @@ def method_name_of(names: Collection[str]) -> str:
 OTHER_METHODS = {
     ".trellis": (".suh", "EXL3"),
     ".q_weight": (".q_scale", "EXL2"),
-    "._weight_qdata": ("._weight_scale", "torchao"),
     ".weight._data": (".weight._scale", "quanto"),
     ".W_q": (".zero", "HQQ"),
     ".codebooks": (".codes", "AQLM"),

@@ -19,7 +19,7 @@ from ..containers.files import boxes, check_range
 from ..readers import Wrapped
 from .bitsandbytes import FourBitTensor, Int8Tensor
 from .blocks import BlockTensor
-from .compressed import CompressedTensor
+from .compressed import CompressedTensor, undescribed
 from .packed import GroupedTensor
 from .pairs import GROUP, MXFP4, QuantisedTensor, of_activations
 from .searching import default_dtype, find
@@ -141,7 +141,9 @@ class Dequantised(Wrapped):
                 self.tensors[name] = info
                 if name not in self.dropped:
                     headers[name] = info
+        self.metadata = undescribed(reader.metadata)
         self.headers = Headers(reader, headers)
+        self.headers.metadata = self.metadata
         self.dtype = numpy_dtype(dtype)
         self._pairs: dict[DequantisedNumbers, Array] = {}
         self._exact: dict[str, bool] = {}

@@ -118,9 +118,7 @@ def unsupported(scheme: Mapping[str, object]) -> str:
                 f"version must be {GEMM}, got {printable(form, 40)}",
             )
         )
-    if method == "bitsandbytes":
-        return ""
-    return NOT_SUPPORTED
+    return "" if method in ("bitsandbytes", "torchao") else NOT_SUPPORTED
 
 
 def _unsupported_format(scheme: Mapping[str, object]) -> str:

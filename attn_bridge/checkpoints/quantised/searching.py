@@ -31,6 +31,7 @@ ENDINGS = {
     bitsandbytes.SCB: ".weight",
     **dict.fromkeys((pairs.BY_BLOCK, pairs.BY_ROW), ""),
     **dict.fromkeys(compressed.OF_NUMBERS, compressed.PLAIN),
+    **dict.fromkeys(list(compressed.OF_TORCHAO.values())[1:], compressed.OF_TORCHAO["qdata"]),
 }
 """Ending of a name -> the ending of its numbers' name."""
 

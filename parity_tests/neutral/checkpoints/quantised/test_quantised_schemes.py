@@ -97,7 +97,6 @@ LAYER = "model.layers.0.self_attn.q_proj"
 BY_NAME = {
     "EXL3": {"trellis": np.zeros((4, 4, 64), np.int16), "suh": np.ones(64, np.float16)},
     "EXL2": {"q_weight": np.zeros((8, 8), np.int32), "q_scale": np.zeros((2, 8), np.int32)},
-    "torchao": {"_weight_qdata": np.zeros((8, 8), np.int8), "_weight_scale": np.ones((8, 1), np.float32)},
     "quanto": {"weight._data": np.zeros((8, 8), np.int8), "weight._scale": np.ones((8, 1), np.float32)},
     "HQQ": {"W_q": np.zeros((8, 8), np.uint8), "zero": np.ones((8, 1), np.float32)},
 }  # fmt: skip
