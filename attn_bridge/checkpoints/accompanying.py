@@ -20,7 +20,7 @@ from .containers.base import CheckpointError, Reader, TensorInfo
 from .containers.files import PIECE, File, bad
 from .containers.remote import is_remote
 from .containers.remote.targets import open_target, put
-from .containers.sources import inside, open_file, read_file
+from .containers.sources import inside, open_file
 from .elements import Elements
 from .manifest import DIGEST, new_digest
 from .planning import kept_name
@@ -39,6 +39,8 @@ def accompany(
     digests: dict[str, str],
     config: bytes | None,
     budget: int,
+    *,
+    is_folder: bool,
 ) -> None:
     """Write the files that accompany the target: the manifest, tensors kept aside, config.json and copied files.
 
@@ -51,8 +53,9 @@ def accompany(
         where: the manifest's file.
         kept: the file for tensors that the conversion drops.
         digests: name -> digest of each tensor written.
-        config: a folder's config.json.
+        config: the config.json.
         budget: bytes that tensors may take in memory.
+        is_folder: whether the target is a folder that gets a config.json; any other target has it in its manifest.
     """
     aside: list[tuple[TensorInfo, Reader, str]] = []
     originals = {one.info.name: one for one in plan.originals}
@@ -99,9 +102,12 @@ def accompany(
         **({} if packed is None else {"quantised": _digests_of_originals(packed)}),
         **({"adapter": reader.adapter.in_manifest()} if isinstance(reader, adapters.Merged) else {}),
     }
-    text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore, kept_digests, plan.sizes)
+    carried = "" if config is None or is_folder else config.decode("utf-8", "surrogateescape")
+    text = manifest.text(
+        plan.target_layout, plan.dtype, made_of, tensors, plan.restore, kept_digests, plan.sizes, carried
+    )
     put(where, text.encode("ascii"))
-    if config is not None:
+    if config is not None and is_folder:
         put(payload / configs.CONFIG, config)
     copy(reader.path, plan.files, payload)
 
@@ -119,18 +125,17 @@ def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, 
 
 
 def config_beside(plan: Plan, reader: Reader, config: Mapping[str, object] | None) -> bytes | None:
-    """Return the config.json of a folder: `config`, the plan's, or that in the source's folder; None without any."""
+    """Return the config.json of a target: `config`, the plan's, or that of the source; None without any."""
     written = plan.config if config is None else config
     if written is not None:
         return _dumped(configs.with_dtype(written, plan.dtype, plan.target_layout)) if written else None
     is_kept = plan.target_layout in ("", plan.source_layout)
     if reader.format in configs.MADE and is_kept:  # built from the file's metadata, for the source's names
         return None
-    folder = folder_of(reader.path)
-    own = folder / configs.CONFIG
-    is_beside = (reader.format not in configs.MADE or reader.config is None) and bool(reader.files()) and own.is_file()
-    if is_beside:
-        return _adapted(read_file(own, folder, configs.MAX_BYTES), plan, reader.config)
+    is_beside = (reader.format not in configs.MADE or reader.config is None) and bool(reader.files())
+    own = configs.text_beside(reader.path) if is_beside else None
+    if own is not None and own[0].name != configs.PARAMS:
+        return _adapted(own[1], plan, reader.config)
     made = {} if reader.config is None or is_kept else reader.config
     return _dumped(configs.with_dtype(made, plan.dtype, plan.target_layout)) if made else None
 
@@ -185,7 +190,8 @@ def find(source: Path, *, is_folder: bool, has_config: bool) -> tuple[tuple[str,
         source: file or folder. Files next to a single file are copied only if a config.json shows that the folder is
             a model's.
         is_folder: whether the target is a folder, which can hold them.
-        has_config: whether the target gets a config.json; if not, Meta's params.json is copied as well.
+        has_config: whether the target gets a config.json; if not, a folder gets Meta's params.json, and a single file
+            has neither.
     """
     folder = folder_of(source)
     is_model = source.is_dir()
@@ -195,9 +201,9 @@ def find(source: Path, *, is_folder: bool, has_config: bool) -> tuple[tuple[str,
         return (), ()
     # Folders of Orbax hold a folder per tensor, of any name.
     names = sorted(path.name for path in folder.iterdir() if KNOWN.fullmatch(path.name) and not path.is_dir())
-    if is_folder and not has_config and not (folder / configs.CONFIG).is_file() and (folder / configs.PARAMS).is_file():
+    if is_folder and not has_config and (folder / configs.PARAMS).is_file():
         names.append(configs.PARAMS)
-    if not is_folder:  # without its config a model can't be loaded from there
+    if not is_folder and not has_config:  # without its config a model can't be loaded from there
         names = [name for name in (configs.CONFIG, configs.PARAMS) if (folder / name).is_file()] + names
     problems = {name: "the target has no room for files beside its weights" for name in names if not is_folder}
     for name in names[MAX_FILES:]:

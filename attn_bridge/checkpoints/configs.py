@@ -23,7 +23,7 @@ from ..printable import printable
 from ..specs import as_json
 from ..specs.model import ModelConfig, Shape
 from ..weights import WeightsMismatchError
-from . import containers, quantised
+from . import containers, manifest, quantised
 from .containers.base import CheckpointError, Reader, TensorInfo
 from .containers.remote import is_there
 from .containers.sources import read_file
@@ -47,14 +47,41 @@ def is_folder(target: Path, format: str) -> bool:
     return format == "safetensors" and target.suffix != ".safetensors"
 
 
-def beside(path: Path) -> dict[str, Any]:
-    """Return the config.json (or Meta's params.json) of a folder, or of a file's folder; {} if missing.
+def beside(path: Path) -> dict[str, object]:
+    """Return the config.json of a checkpoint, or Meta's params.json (`text_beside`); {} if missing.
 
     Raises:
         CheckpointError: it is not a file, or not a JSON object.
     """
+    source = text_beside(path)
+    return {} if source is None else _object(*source)
+
+
+def text_beside(path: Path) -> tuple[Path, bytes] | None:
+    """Return the file that has the config.json of a checkpoint, and the text; None if missing.
+
+    Args:
+        path: a folder, which has it in itself or in its manifest; or a file, of whose manifest it is, as several files
+            may share a folder, or else in its folder.
+
+    Raises:
+        CheckpointError: it is not a file.
+    """
     file = _file_beside(path)
-    return {} if file is None else _read_object(file)
+    carried = manifest.config_of(path) if file is None or not path.is_dir() else None
+    if carried is not None:
+        return carried[0], carried[1].encode("utf-8", "surrogateescape")
+    return None if file is None else (file, _read_text(file))
+
+
+def notes_on_files(path: Path) -> tuple[str, ...]:
+    """Return a note where a file's manifest and its folder have two configs, of which the manifest's is read."""
+    carried, file = manifest.config_of(path) if path.is_file() else None, _file_beside(path)
+    if carried is None or file is None or _object(file, _read_text(file)) == beside(path):
+        return ()
+    return (
+        f"{file.name} beside the file is not read, as {printable(carried[0].name)} has another: remove it to read that",
+    )
 
 
 def of_reader(reader: Reader) -> dict[str, object]:
@@ -77,7 +104,8 @@ def checked_of(reader: Reader) -> dict[str, object]:
             sizes = multimodal.text_of(config) if kind in multimodal.MODELS else config
             check_sizes(sizes, least=int(isinstance(kind, str) and kind in families.FAMILIES))
     except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path if reader.config else _file_beside(path)}: {error}") from None
+        source = None if reader.config else text_beside(path)
+        raise CheckpointError(f"{path if source is None else source[0]}: {error}") from None
     return config
 
 
@@ -86,14 +114,26 @@ def _file_beside(path: Path) -> Path | None:
     return next((folder / name for name in (CONFIG, PARAMS) if is_there(folder / name)), None)
 
 
-def _read_object(path: Path) -> dict[str, object]:
+def _read_text(path: Path) -> bytes:
     try:
         if not path.is_file():  # a pipe would be waited for, a device read without end
             raise ValueError("it is no file")
-        document = json.loads(read_file(path, path.parent, MAX_BYTES).decode("utf-8"))
+        return read_file(path, path.parent, MAX_BYTES)
     except CheckpointError:  # the file itself is refused
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} can't be read as JSON: {printable(error)}") from None
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    return _object(path, _read_text(path))
+
+
+def _object(path: Path, text: bytes) -> dict[str, object]:
+    """Return the JSON object in the text of a file."""
+    try:
+        document = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} can't be read as JSON: {printable(error)}") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path} must hold a JSON object, got {printable(json.dumps(document), 40)}")
@@ -334,7 +374,7 @@ def of_target(
         config: the source's; {} if missing.
         layout: the target's.
         shapes: name -> shape of the source's tensors.
-        is_needed: whether the target can store a config; if not, a config that can't be converted is not an error.
+        is_needed: whether the target is a folder; if not, a config that can't be converted is left out.
 
     Returns:
         The config to write; {} for no config; None to copy the source's bytes.
@@ -364,7 +404,7 @@ def of_target(
         return None if plain_config == config else plain_config
     except (TypeError, ValueError, RecursionError) as error:
         if not is_needed:
-            return None
+            return {}
         is_clear = isinstance(error, families.FamilyError)
         raise CheckpointError(str(error) if is_clear else f"{CONFIG}: {error}") from None
 

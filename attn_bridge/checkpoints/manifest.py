@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,7 @@ class Manifest:
         kept: tensors that the conversion dropped from the source, if any.
         kept_digests: name of a kept tensor -> digest of its bytes.
         sizes: settings of the layout that a config.json would supply, of a checkpoint without one.
+        config: text of the model's config.json, of a checkpoint without room for it; "" if unknown.
     """
 
     layout: str
@@ -65,6 +67,7 @@ class Manifest:
     kept: Reader | None = None
     kept_digests: dict[str, str] = dataclasses.field(default_factory=dict)
     sizes: dict[str, object] = dataclasses.field(default_factory=dict)
+    config: str = ""
 
 
 def places(target: Path, is_folder: bool) -> tuple[Path, Path]:
@@ -82,6 +85,7 @@ def text(
     restore: dict[str, Any],
     kept_digests: dict[str, str],
     sizes: dict[str, object],
+    config: str,
 ) -> str:
     """Return the text of a manifest file: equal for the same source and options."""
     document = {
@@ -93,6 +97,7 @@ def text(
         "restore": restore,
         **({"kept": kept_digests} if kept_digests else {}),
         **({"sizes": sizes} if sizes else {}),
+        **({"config": config} if config else {}),
     }
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
 
@@ -117,22 +122,73 @@ def _leads_back(entry: object) -> bool:
     )
 
 
+def _files_of(checkpoint: Path) -> tuple[Path, Path] | None:
+    """Return the paths of the manifest of a checkpoint, and of the tensors kept aside; None without a manifest."""
+    checkpoint = checkpoint if checkpoint.name else checkpoint.absolute()  # "." has no name to put anything behind
+    ways = (True, False) if checkpoint.name else (True,)
+    return next((pair for pair in (places(checkpoint, way) for way in ways) if is_there(pair[0])), None)
+
+
+def config_of(checkpoint: Path) -> tuple[Path, str] | None:
+    """Return the manifest of a checkpoint, and the text of the config.json in it; None without.
+
+    Raises:
+        CheckpointError: the manifest can't be read.
+    """
+    files = _files_of(checkpoint)
+    if files is None:
+        return None
+    try:
+        status = files[0].stat()
+    except OSError as error:
+        raise CheckpointError(f"{files[0]} can't be used: {error.strerror}") from None
+    text = _config_in(files[0], status.st_size, status.st_mtime_ns)
+    return (files[0], text) if text else None
+
+
+@functools.lru_cache(maxsize=2)
+def _config_in(path: Path, size: int, changed: int) -> str:
+    """Return the text of the config.json in a manifest of that state, which a conversion asks for several times."""
+    del size, changed  # they tell files apart that had the same name
+    config = _document(path).get("config", "")
+    return config if isinstance(config, str) else ""
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a manifest's file.
+
+    Raises:
+        CheckpointError: it is not a manifest.
+    """
+    try:
+        document = json.loads(read_file(path, path.parent, MAX_BYTES).decode("utf-8"))
+        if not isinstance(document, dict) or document.get("attn-bridge") != VERSION:
+            raise ValueError(f"it is no manifest of version {VERSION}")
+    except CheckpointError:  # the file itself is refused
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unusable(path, error) from None
+    return document
+
+
+def _unusable(path: Path, error: Exception) -> CheckpointError:
+    reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    advice = "" if is_remote(path) else "; remove it to go on without"
+    return CheckpointError(f"{path} can't be used: {printable(reason)}{advice}")
+
+
 def read(checkpoint: Path) -> Manifest | None:
     """Return the manifest next to a checkpoint, or None if missing.
 
     Raises:
         CheckpointError: the manifest is malformed.
     """
-    checkpoint = checkpoint if checkpoint.name else checkpoint.absolute()  # "." has no name to put anything behind
-    ways = (True, False) if checkpoint.name else (True,)
-    candidates = [pair for pair in (places(checkpoint, way) for way in ways) if is_there(pair[0])]
-    if not candidates:
+    files = _files_of(checkpoint)
+    if files is None:
         return None
-    path, kept = candidates[0]
+    path, kept = files
+    document = _document(path)
     try:
-        document = json.loads(read_file(path, path.parent, MAX_BYTES).decode("utf-8"))
-        if not isinstance(document, dict) or document.get("attn-bridge") != VERSION:
-            raise ValueError(f"it is no manifest of version {VERSION}")
         fields = {name: document[name] for name in ("layout", "dtype", "source", "tensors", "restore")}
         kinds = {"layout": str, "dtype": str, "source": dict, "tensors": dict, "restore": dict}
         for name, kind in kinds.items():
@@ -161,12 +217,11 @@ def read(checkpoint: Path) -> Manifest | None:
         sizes = document.get("sizes", {})
         if not isinstance(sizes, dict) or not all(type(value) in (int, str) for value in sizes.values()):
             raise ValueError("sizes is malformed")
-    except CheckpointError:  # the file itself is refused
-        raise
-    except (OSError, ValueError, KeyError, RecursionError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        advice = "" if is_remote(path) else "; remove it to go on without"
-        raise CheckpointError(f"{path} can't be used: {printable(reason)}{advice}") from None
+        config = document.get("config", "")
+        if not isinstance(config, str):
+            raise ValueError("config is malformed")
+    except (ValueError, KeyError) as error:
+        raise _unusable(path, error) from None
     for file in {file for one in fields["restore"].values() for file in one.get("files", {}).values() if file}:
         inside(path.parent, file, path)
     reader = None
@@ -174,7 +229,7 @@ def read(checkpoint: Path) -> Manifest | None:
         from .containers.safetensors import SafetensorsReader
 
         reader = SafetensorsReader(kept, kept.parent)
-    return Manifest(**fields, kept=reader, kept_digests=digests, sizes=sizes)
+    return Manifest(**fields, kept=reader, kept_digests=digests, sizes=sizes, config=config)
 
 
 def of(reader: Reader, path: Path) -> Manifest | None:

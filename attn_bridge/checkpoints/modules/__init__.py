@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import mmap
 import os
 import re
@@ -332,10 +333,21 @@ def _save(
         plan = planning.with_kept(plan, kept)
         before = manifest.Manifest(side, "", {}, {}, {}, kept)
     config = config if plan.config is None else plan.config
+    if not is_folder and not _is_json(config):  # it was asked for settings alone
+        config = {}
     options = ConvertOptions(overwrite=bool(overwrite))
     prepared = Prepared(plan, reader, before, path, kind, is_folder, config=config, options=options)
     job, budget = conducting.sole_job(prepared, max_memory)
     conducting.run(prepared, job, None, True, lambda done, total, name: None, budget)
+
+
+def _is_json(config: object) -> bool:
+    """Return whether a config can be written as JSON."""
+    try:
+        json.dumps(config)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def plan_for_digests(

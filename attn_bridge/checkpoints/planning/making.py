@@ -109,7 +109,7 @@ def make(
                 plans.check_weights(theirs.name, weights)
         same = _same(reader, "" if theirs is None else theirs.name, target_format, is_folder, wide, manifest)
         same = dataclasses.replace(same, selection=selection or Selection())
-        if manifest is not None and not is_folder:
+        if manifest is not None:
             same = dataclasses.replace(same, sizes=manifest.sizes)
         return (
             same
@@ -143,9 +143,11 @@ def make(
         **back.get("settings", {}),
         **(settings or {}),
     }
-    # A file, and a folder of Orbax or DCP, has no config.json next to it: its manifest has those settings.
+    # A file, a folder of Orbax or DCP, and one without config.json: its manifest has those settings.
     own_sizes, sizes = (
-        {} if is_folder else {name: value for name, value in taken.items() if name in (*layout.settings, *layout.sizes)}
+        {}
+        if is_folder and config
+        else {name: value for name, value in taken.items() if name in (*layout.settings, *layout.sizes)}
         for layout, taken in (
             (ours, all_settings),
             (theirs, {**theirs.read_settings(configs.with_sizes(config or {})), **(settings or {})}),

@@ -30,8 +30,7 @@ def check_source(prepared: Prepared, budget: int) -> None:
     check_ties(prepared.plan, prepared.reader, budget)
     check_dropped(prepared.plan, prepared.reader)
     check_kept(prepared.before)
-    if prepared.is_folder:
-        config_beside(prepared.plan, prepared.reader, prepared.config)
+    config_beside(prepared.plan, prepared.reader, prepared.config)
 
 
 def missing(job: Job, tasks: Sequence[Task], journal: dict[Piece, list[JournalEntry]]) -> list[str]:
@@ -90,9 +89,10 @@ def finish(
     except BaseException:
         writer.abort()
         raise
-    own = config_beside(plan, reader, prepared.config) if prepared.is_folder else None
+    own, is_folder = config_beside(plan, reader, prepared.config), prepared.is_folder
     elements = Elements(reader, None if prepared.before is None else prepared.before.kept, budget)
-    accompany(plan, reader, elements, prepared.before, *staging_area.beside(prepared.is_folder), digests, own, budget)
+    places = staging_area.beside(is_folder)
+    accompany(plan, reader, elements, prepared.before, *places, digests, own, budget, is_folder=is_folder)
     staging_area.check_free(prepared.options.overwrite)
     staging_area.publish(prepared.is_folder)
     return Result(prepared.target, digests, changed, 0)

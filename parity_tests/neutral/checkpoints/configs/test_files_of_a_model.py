@@ -134,8 +134,8 @@ def test_a_target_without_room_names_what_is_not_copied(tmp_path, capsys):
     source = with_tokenizer(tmp_path / "hf")
     assert run(["convert", str(source), str(tmp_path / "x.npz")]) == 0
     (note,) = [line for line in capsys.readouterr().out.splitlines() if "not copied" in line]
-    assert note.startswith("note: not copied: config.json, chat_template.jinja, generation_config.json, ")
-    assert note.endswith(" and 4 more: the target has no room for files beside its weights")
+    assert note.startswith("note: not copied: chat_template.jinja, generation_config.json, ")
+    assert note.endswith(" and 3 more: the target has no room for files beside its weights")
 
 
 def test_files_that_lead_out_or_are_no_files_are_named_and_left(tmp_path, monkeypatch):
@@ -363,7 +363,97 @@ def test_model_that_comes_back_without_its_config_is_noted(tmp_path):
     source = with_config(tmp_path / "hf")
     note = "no config.json is written, without which no model is loaded: copy that of the model"
     assert note not in checkpoints.plan(source, tmp_path / "again", to_layout="hf-llama").notes
+    (source / "config.json").unlink()
     alone = checkpoints.convert(source, tmp_path / "x.npz", to_layout="flax").target
     assert note in checkpoints.plan(alone, tmp_path / "back", to_layout="hf-llama").notes
     assert note not in checkpoints.plan(alone, tmp_path / "back.safetensors", to_layout="hf-llama").notes
     assert note not in checkpoints.plan(alone, tmp_path / "ours", to_layout="flax", dtype="bfloat16").notes
+
+
+# ---- targets without room for a config.json
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.orbax", "x.dcp", "x.pt", "x.msgpack", "x.safetensors"])
+@pytest.mark.parametrize("to_layout", ["same", "flax", "maxtext"])
+def test_manifest_of_a_target_without_room_carries_the_config(tmp_path, name, to_layout):
+    source = with_config(tmp_path / "hf", rope_theta=12345.0)
+    alone = checkpoints.convert(source, tmp_path / name, to_layout=to_layout).target
+    moved = checkpoints.convert(alone, tmp_path / "second.npz", to_layout="same").target  # by way of two containers
+    for number, one in enumerate((alone, moved)):
+        assert checkpoints.plan(one, tmp_path / "n", to_layout="hf-llama").notes == ()
+        back = checkpoints.convert(one, tmp_path / f"back{number}", to_layout="hf-llama").target
+        assert {path.name for path in back.iterdir()} == {"attn-bridge.json", "config.json", "model.safetensors"}
+        assert (back / "config.json").read_bytes() == (source / "config.json").read_bytes()
+        assert (back / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+        assert checkpoints.verify(source, back).passed
+
+
+def test_carried_config_is_that_of_what_was_written(tmp_path):
+    source = with_config(tmp_path / "hf", dtype="float32")
+    alone = checkpoints.convert(source, tmp_path / "x.npz", dtype="bf16").target
+    back = checkpoints.convert(alone, tmp_path / "back", to_layout="hf-llama").target
+    assert config_of(back) == {**config_of(source), "dtype": "bfloat16"}
+
+
+def test_sizes_of_a_model_are_those_of_the_carried_config(tmp_path):
+    source = with_config(tmp_path / "hf")
+    alone = checkpoints.convert(source, tmp_path / "x.npz", to_layout="same").target
+    there = checkpoints.convert(alone, tmp_path / "there", to_layout="flax").target
+    assert config_of(there) == config_of(source)
+    (source / "config.json").write_text(json.dumps({**config_of(source), "num_hidden_layers": 7}))
+    other = checkpoints.convert(source, tmp_path / "y.npz", to_layout="same").target
+    with pytest.raises(ValueError, match="num_hidden_layers"):
+        checkpoints.plan(other, tmp_path / "there", to_layout="flax", overwrite=True)
+
+
+def test_carried_config_that_is_no_text_is_refused_by_the_name_of_the_manifest(tmp_path):
+    source = with_config(tmp_path / "hf")
+    (source / "config.json").write_bytes(b'{"name": "\xff\xfe"}\n')
+    alone = checkpoints.convert(source, tmp_path / "x.npz", to_layout="same").target
+    with pytest.raises(CheckpointError, match=r"x\.npz\.attn-bridge\.json can't be read as JSON"):
+        checkpoints.plan(alone, tmp_path / "back", to_layout="flax")
+
+
+def test_config_of_a_file_comes_before_that_of_the_folder_it_is_in(tmp_path):
+    source = with_config(tmp_path / "hf")
+    (tmp_path / "there").mkdir()
+    alone = checkpoints.convert(source, tmp_path / "there" / "x.npz").target
+    (tmp_path / "there" / "config.json").write_bytes((source / "config.json").read_bytes() + b"\n")
+    assert checkpoints.plan(alone, tmp_path / "back", to_layout="hf-llama").notes == ()
+    (tmp_path / "there" / "config.json").write_text(json.dumps({**config_of(source), "rope_theta": 7.0}))
+    plan = checkpoints.plan(alone, tmp_path / "back", to_layout="hf-llama")
+    assert plan.notes == (
+        "config.json beside the file is not read, as x.npz.attn-bridge.json has another: remove it to read that",
+    )
+    back = checkpoints.convert(alone, tmp_path / "back", to_layout="hf-llama").target
+    assert config_of(back) == config_of(source)
+
+
+def test_config_in_a_folder_of_orbax_comes_before_that_of_the_manifest(tmp_path):
+    source = with_config(tmp_path / "hf")
+    alone = checkpoints.convert(source, tmp_path / "x.orbax").target
+    (alone / "config.json").write_text(json.dumps({**config_of(source), "rope_theta": 7.0}))
+    back = checkpoints.convert(alone, tmp_path / "back", to_layout="hf-llama").target
+    assert config_of(back) == {**config_of(source), "rope_theta": 7.0}
+
+
+def test_carried_config_that_is_no_text_is_refused(tmp_path):
+    source = with_config(tmp_path / "hf")
+    alone = checkpoints.convert(source, tmp_path / "x.npz").target
+    path = tmp_path / "x.npz.attn-bridge.json"
+    document = json.loads(path.read_text())
+    for value, reason in (([1], "config is malformed"), ("[1]", "must hold a JSON object"), ("{", "as JSON")):
+        path.write_text(json.dumps({**document, "config": value}))
+        with pytest.raises(CheckpointError, match=reason):
+            checkpoints.plan(alone, tmp_path / "back", to_layout="hf-llama")
+
+
+def test_folder_without_a_config_keeps_the_sizes_that_were_set(tmp_path):
+    source = folder(tmp_path / "hf", "hf-gpt-neox")
+    (source / "config.json").unlink()
+    there = checkpoints.convert(source, tmp_path / "there", settings={"num_heads": 2}).target
+    assert not (there / "config.json").exists()
+    again = checkpoints.convert(there, tmp_path / "x.npz", to_layout="same").target
+    for number, one in enumerate((there, again)):
+        back = checkpoints.convert(one, tmp_path / f"back{number}", to_layout="hf-gpt-neox").target
+        assert (back / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
