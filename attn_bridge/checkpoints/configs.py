@@ -69,6 +69,10 @@ def text_beside(path: Path) -> tuple[Path, bytes] | None:
     """
     file = _file_beside(path)
     carried = manifest.config_of(path) if file is None or not path.is_dir() else None
+    if carried is not None and len(carried[1]) > MAX_BYTES:
+        raise CheckpointError(
+            f"{carried[0]} has a config of {len(carried[1])} characters; at most {MAX_BYTES} are read"
+        )
     if carried is not None:
         return carried[0], carried[1].encode("utf-8", "surrogateescape")
     return None if file is None else (file, _read_text(file))

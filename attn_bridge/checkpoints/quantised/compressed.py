@@ -40,6 +40,8 @@ CLASSES = {
 }  # fmt: skip
 """Class of torchao that is read -> the dtypes of its numbers."""
 
+OF_STACKS = "; experts in one tensor are read of MXFP4 and float8: convert the model that it was made of"
+
 INTEGERS = "integers"
 
 FLOATS = {
@@ -216,7 +218,8 @@ def _tensor(reader: Reader, stem: str, numbers: TensorInfo, config: Mapping[str,
     wanted = {"int32": SCALE_DTYPES, "int8": SCALE_DTYPES, "uint8": ("float8_e4m3fn", "uint8")}
     if len(numbers.shape) != 2 or scales.dtype not in wanted.get(numbers.dtype, ()):
         raise bad(path, f"{printable(numbers.name)} {numbers.dtype} {numbers.shape} and {printable(scales.name)} "
-                  f"{scales.dtype} {scales.shape} are not a matrix of int32, int8 or uint8 and its scales")  # fmt: skip
+                  f"{scales.dtype} {scales.shape} are not a matrix of int32, int8 or uint8 and its scales"
+                  f"{OF_STACKS if len(numbers.shape) > 2 else ''}")  # fmt: skip
     if numbers.dtype == "uint8":
         return _of_floats(path, stem, numbers, parts)
     return _of_integers(reader, stem, numbers, parts, config)

@@ -442,7 +442,12 @@ def test_carried_config_that_is_no_text_is_refused(tmp_path):
     alone = checkpoints.convert(source, tmp_path / "x.npz").target
     path = tmp_path / "x.npz.attn-bridge.json"
     document = json.loads(path.read_text())
-    for value, reason in (([1], "config is malformed"), ("[1]", "must hold a JSON object"), ("{", "as JSON")):
+    for value, reason in (
+        ([1], "config is malformed"),
+        ("[1]", "must hold a JSON object"),
+        ("{", "as JSON"),
+        ("{}" + " " * (1 << 24), "has a config of"),
+    ):
         path.write_text(json.dumps({**document, "config": value}))
         with pytest.raises(CheckpointError, match=reason):
             checkpoints.plan(alone, tmp_path / "back", to_layout="hf-llama")

@@ -199,3 +199,12 @@ def test_quantised_weights_are_named_where_they_stay(tmp_path, name):
     with pytest.raises(CheckpointError, match=words) as caught:
         checkpoints.convert(source, tmp_path / "out")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["weight_packed", "weight"])
+def test_experts_in_one_tensor_of_integers_are_refused_with_the_remedy(tmp_path, kind):
+    numbers = np.zeros((4, 8, 2), np.int32 if kind == "weight_packed" else np.int8)
+    tensors = {f"a.experts.up.{kind}": numbers, "a.experts.up.weight_scale": np.ones((4, 8, 1), np.float32)}
+    source = put(tmp_path / "in", tensors)
+    with pytest.raises(CheckpointError, match=r"are read of MXFP4 and float8: convert the model that it was made of$"):
+        checkpoints.convert(source, tmp_path / "out", to_layout="same", dequantize=True)
