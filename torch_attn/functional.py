@@ -24,6 +24,7 @@ from attn_bridge.masks.positions import Full
 
 from . import implementations
 from .implementations.sizes import is_open, is_true
+from .operations.autocast import without_autocast
 from .random import JaxRngs, RandomSource, RngStream
 from .shards import whole
 from .signatures import typed_as
@@ -100,9 +101,10 @@ def dot_product_attention(
     """
     implementation = check_implementation(implementation) or _CHOSEN.name
     call = _checked(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
-    if sharding is not None:
-        return sharding.attend(call, implementation)
-    return implementations.choose(call, implementation).attend(call)
+    with without_autocast(query):
+        if sharding is not None:
+            return sharding.attend(call, implementation)
+        return implementations.choose(call, implementation).attend(call)
 
 
 @contextlib.contextmanager
@@ -364,7 +366,8 @@ def widened(layer: nn.Module, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o
     wide = wide_dtype(x)
     if not is_stock(layer):
         return layer(x).to(wide)
-    out = x.to(wide) @ layer.weight.to(wide).T
+    with without_autocast(x):
+        out = x.to(wide) @ layer.weight.to(wide).T
     return out if layer.bias is None else out + layer.bias.to(wide)
 
 

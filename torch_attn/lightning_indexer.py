@@ -19,6 +19,7 @@ from . import functional
 from .initial_weights import linear
 from .layer import Layer
 from .layer_norm import LayerNorm
+from .operations.autocast import without_autocast
 from .positions import apply_rotary
 from .random import JaxRngs
 
@@ -91,8 +92,9 @@ class LightningIndexer(Layer):
         query, key, weights = (functional.constant(part, wide) for part in (query, key, self.W_index_weights(x)))
         # I(t, s) = sum over heads of w(t, h) relu(q(t, h) k(s)), the paper's equation 1. The two factors, those of the
         # published code, are equal for all keys and change no choice.
-        scores = einsum(query, key[:, :, 0], "b t h c, b s c -> b t h s") * config.head_dim**-0.5
-        scores = einsum(torch.relu(scores), weights * config.num_heads**-0.5, "b t h s, b t h -> b t s")
+        with without_autocast(query):
+            scores = einsum(query, key[:, :, 0], "b t h c, b s c -> b t h s") * config.head_dim**-0.5
+            scores = einsum(torch.relu(scores), weights * config.num_heads**-0.5, "b t h s, b t h -> b t s")
         visible = functional.visible_keys(mask, (x.shape[0], num_heads, queries, keys), scores)
         # Hidden keys are -inf first, so that they take none of the places; and hidden again, as a query that sees few
         # keys has places left.

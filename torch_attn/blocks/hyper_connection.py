@@ -17,6 +17,7 @@ from attn_bridge.specs import HyperConnectionConfig
 from .. import functional
 from ..initial_weights import linear
 from ..layer import Layer
+from ..operations.autocast import without_autocast
 from ..random import JaxRngs
 
 
@@ -88,7 +89,8 @@ class HyperConnection(Layer):
             strict=True,
         ):
             parts.append(part * scale + bias)
-        x = einsum(torch.sigmoid(parts[0]) + config.eps, wide, "... n, ... n d -> ... d")
+        with without_autocast(wide):
+            x = einsum(torch.sigmoid(parts[0]) + config.eps, wide, "... n, ... n d -> ... d")
         x = x.to(streams.dtype)
         if not config.writes:
             return x, None, None
@@ -115,5 +117,6 @@ class HyperConnection(Layer):
             shares: of `read`.
             mixing: of `read`; a sum over its rows gives a stream.
         """
-        mixed = einsum(mixing.to(streams.dtype), streams, "... n m, ... n d -> ... m d")
-        return mixed + einsum(shares.to(streams.dtype), output, "... m, ... d -> ... m d")
+        with without_autocast(streams):  # which would round the streams in every layer
+            mixed = einsum(mixing.to(streams.dtype), streams, "... n m, ... n d -> ... m d")
+            return mixed + einsum(shares.to(streams.dtype), output.to(streams.dtype), "... m, ... d -> ... m d")

@@ -87,7 +87,8 @@ class MixtureOfExperts(Layer):
                 continue
             (rows,) = is_here.any(-1).nonzero(as_tuple=True)
             if len(rows):
-                out = out.index_add(0, rows, self._weighted(expert, tokens[rows], weight[rows]))
+                # An expert gives 16 bits under autocast.
+                out = out.index_add(0, rows, self._weighted(expert, tokens[rows], weight[rows]).to(out.dtype))
         out = out.reshape(x.shape)
         if self.config.shared is None:
             return out

@@ -1,4 +1,4 @@
-"""Recurrent attention under `torch.autocast`: it sums over all tokens, so its products keep their precision."""
+"""Sums over all tokens or streams, and choices by scores, under `torch.autocast`: products keep their precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def without_autocast(array: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Hold the context in which products are not cast to a lower precision: a state sums up over all tokens."""
+    """Return the context in which products are not cast to a lower precision, on the device of an array."""
     kind = array.device.type
     is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has none
     return torch.autocast(kind, enabled=False) if is_cast else contextlib.nullcontext()

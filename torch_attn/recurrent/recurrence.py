@@ -195,14 +195,16 @@ def linear_weights(
     mask.check_arrays(lambda array: check_attention_mask(tuple(array.shape), functional.dtype_name(array), shape))
     queries, keys = torch.arange(query.shape[1], device=query.device), torch.arange(key.shape[1], device=query.device)
     allowed = mask.placed(*shape[2:]).allowed(queries[:, None], keys[None, :])
-    products = torch.where(allowed, einsum(query, key, "b t h c, b s h c -> b h t s"), 0.0)
+    with without_autocast(query):
+        products = torch.where(allowed, einsum(query, key, "b t h c, b s h c -> b h t s"), 0.0)
     total = products.sum(-1, keepdim=True)
     return _share(products, _divisor(total))
 
 
 def average(weights: Float[Tensor, "B H T S"], value: Float[Tensor, "B S H Dv"]) -> Float[Tensor, "B T H Dv"]:
     """Return the averages of the values, in the dtype of the weights."""
-    return einsum(weights, value.to(weights.dtype), "b h t s, b s h v -> b t h v")
+    with without_autocast(weights):
+        return einsum(weights, value.to(weights.dtype), "b h t s, b s h v -> b t h v")
 
 
 def hides_tokens_only(attention_mask: object) -> bool:
