@@ -75,6 +75,8 @@ class GroupedQueryAttention(Layer):
                 self.k_norm = norm(**config.norm_arguments("k_norm"), **options)
         if config.value_norm is not None:
             self.v_norm = RMSNorm(config.head_dim, config.value_norm, affine=False, **options)
+        if config.context_norm is not None:
+            self.context_norm = RMSNorm(width, config.context_norm, **options)
         if config.sinks:
             self.sinks = nn.Parameter(torch.zeros(config.num_heads, device=device, dtype=dtype))
         if config.own_table is not None:
@@ -158,6 +160,8 @@ class GroupedQueryAttention(Layer):
         context = rearrange(context, "b t h c -> b t (h c)")
         if config.gate:
             context = context * self._gate(batch)
+        if config.context_norm is not None:
+            context = self.context_norm(context)
         output = functional.as_given(x, self.out_proj(context), weights)
         return functional.with_cache(
             functional.with_cache(output, SharedKeys(view, at) if return_shared else None), cache

@@ -53,6 +53,8 @@ def reference(
         logits = linear(x, parameters, config.gate_name, bias=config.qkv_bias)
         gate = np.log(1.0 + np.exp(logits)) if config.gate_activation == "softplus" else 1.0 / (1.0 + np.exp(-logits))
         context = context * (gate if config.gate_scope == "channel" else np.repeat(gate, config.head_dim, -1))
+    if config.context_norm is not None:
+        context = rms_norm(context, parameters["context_norm.scale"], eps=config.context_norm)
     return linear(context, parameters, "out_proj", bias=config.out_bias), weights
 
 

@@ -118,6 +118,8 @@ class GroupedQueryAttentionConfig(Config):
             of them (Gemma 3n and 4).
         gate_scope: whether that projection has a number per ``channel`` of the context, or per ``head`` (Laguna).
         gate_activation: the function: ``sigmoid``, or ``softplus`` (Laguna).
+        context_norm: constant added to the mean square in a root mean square norm of the context of all heads, in front
+            of the output projection and behind the gate (BitNet); None omits the norm.
     """
 
     d_in: int
@@ -143,6 +145,7 @@ class GroupedQueryAttentionConfig(Config):
     shared: bool = dataclasses.field(default=False, metadata={LATER: True})
     gate_scope: Literal["channel", "head"] = dataclasses.field(default="channel", metadata={LATER: True})
     gate_activation: Literal["sigmoid", "softplus"] = dataclasses.field(default="sigmoid", metadata={LATER: True})
+    context_norm: float | None = dataclasses.field(default=None, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "num_heads")
@@ -171,7 +174,7 @@ class GroupedQueryAttentionConfig(Config):
         if isinstance(self.position, Rotary):
             self.position.width(self.head_dim)
         self._resolve("scale", self.head_dim**-0.5)
-        for name in ("scale", "softcap", "clip", "value_norm"):
+        for name in ("scale", "softcap", "clip", "value_norm", "context_norm"):
             if getattr(self, name) is not None:
                 self._require_positive_number(name)
         for name in ("value_norm", "key_is_value"):
@@ -231,16 +234,23 @@ class GroupedQueryAttentionConfig(Config):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Projections, gate, output projection, two norms, sinks and relative-bias table, as configured."""
+        """Projections, gate, output projection, norms, sinks and relative-bias table, as configured."""
         query_width, key_width = self._widths
         heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", self.num_kv_heads)
         gates = query_width if self.gate_scope == "channel" else self.num_heads
         names: tuple[Literal["q_norm", "k_norm"], ...] = ("q_norm",) if self.shared else ("q_norm", "k_norm")
         names = () if self.qk_norm is None else names
         norm_class = LayerNormConfig if self.has_layer_norms else RMSNormConfig
-        norms = {name: norm_class(**self.norm_arguments(name)) for name in names}
+        norms: dict[str, LayerNormConfig | RMSNormConfig] = {
+            name: norm_class(**self.norm_arguments(name)) for name in names
+        }
+        norms |= {} if self.context_norm is None else {"context_norm": RMSNormConfig(query_width, self.context_norm)}
         of_head = self.qk_norm is not None and self.qk_norm.scope == "head"
-        kinds = {"q_norm": "head_dim" if of_head else heads, "k_norm": "head_dim" if of_head else kv_heads}
+        kinds: dict[str, Axis | str] = {
+            "q_norm": "head_dim" if of_head else heads,
+            "k_norm": "head_dim" if of_head else kv_heads,
+            "context_norm": heads,
+        }
         return (
             *linear("W_query", self.d_in, query_width, bias=self.qkv_bias, axes=(heads, "embed")),
             *(
@@ -416,6 +426,12 @@ EXAMPLES = (
         ),
         mask="padding",
         return_weights=True,
+    ),
+    Example(
+        "bitnet",
+        GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), context_norm=1e-3),
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16"),
     ),
     Example("prefix", GroupedQueryAttentionConfig(*_SIZES, mask=prefix(3)), mask="padding"),
     Example("one-token", GroupedQueryAttentionConfig(*_SIZES, position=Rotary()), tokens=1, return_weights=True),

@@ -18,6 +18,7 @@ from attn_bridge.specs import FeedForwardConfig
 from .. import functional
 from ..dropout import Dropout
 from ..initial_weights import ParameterOptions, linear
+from ..rms_norm import RMSNorm
 from .activation import XIELU, Activation
 
 
@@ -53,7 +54,7 @@ class GatedFeedForward(nnx.Module):
     """Three linear layers, of which one gates another: ``fc3(activation(fc1(x)) * fc2(x))`` (arXiv 2002.05202).
 
     Args:
-        config: widths, activation, biases, and how gate and values are clipped or scaled; with a gate.
+        config: widths, activation, biases, and how gate and values are clipped, scaled or normed; with a gate.
         **options: see `ParameterOptions`.
     """
 
@@ -62,6 +63,8 @@ class GatedFeedForward(nnx.Module):
         self.fc1 = linear(config.d_in, config.hidden_dim, config.bias, **options)
         self.fc2 = linear(config.d_in, config.hidden_dim, config.bias, **options)
         self.fc3 = linear(config.hidden_dim, config.d_in, config.bias, **options)
+        if config.hidden_norm is not None:
+            self.hidden_norm = RMSNorm(config.hidden_dim, config.hidden_norm, **options)
         self.activation = Activation(config.activation)
 
     def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
@@ -72,7 +75,8 @@ class GatedFeedForward(nnx.Module):
             gate = gate if gate_scale == 1.0 else gate * gate_scale
             if self.config.sparsity:
                 gate = self._sparse(gate)
-            output = self.fc3(self.activation(gate) * value)
+            hidden = self.activation(gate) * value
+            output = self.fc3(hidden if self.config.hidden_norm is None else self.hidden_norm(hidden))
             return output if output_scale == 1.0 else output * output_scale
         limit, alpha = self.config.clamp.limit, self.config.clamp.alpha
         gate = jnp.minimum(gate, limit)

@@ -25,6 +25,9 @@ TITLES |= {title.lower(): title for title in ("EXL2", "EXL3", "HQQ", "AQLM")} | 
 REMEDIES = {"mlx": "mlx_lm.convert --dequantize makes floating point of it; convert that"}
 """Method that is not dequantised here -> the remedy."""
 
+IN_CALLS = ("bitnet",)
+"""Methods whose layers round weights and inputs in each call, from weights that may be floating point in the file."""
+
 FLOAT_FORMATS = ("float-quantized", "naive-quantized", "dense")
 """Formats of compressed-tensors with float8, or without quantisation."""
 

@@ -193,6 +193,11 @@ def check_loadable(reader: Reader, config: Mapping[str, object]) -> None:
         CheckpointError: the weights are quantised; the line names the command that dequantises them.
     """
     scheme, name = schemes.scheme_of(config), pairs.first_of(reader.tensors)
+    if schemes.method_of(scheme) in schemes.IN_CALLS:
+        raise CheckpointError(
+            f"{printable(str(reader.path), 400)} is quantised by {schemes.describe(scheme)} (config.json), whose "
+            "layers round weights and inputs in each call, which a model here does not"
+        )
     if not name and not (schemes.unsupported(scheme) and _has_codes(reader)):
         return
     schemes.check(reader.path, scheme)

@@ -103,7 +103,7 @@ def convert(
     Layouts: torch, flax, book, fused-qkv, torch-mha, nnx-mha, linen-mha, hf-gpt2, nanogpt, hf-bert, hf-llama,
     hf-phi3, hf-diffllama, hf-mixtral, hf-gemma, hf-qwen3-moe,
     hf-afmoe, hf-apertus, hf-arcee, hf-aria-text, hf-axk1, hf-bert-decoder, hf-bert-generation, hf-big-bird,
-    hf-bigbird-pegasus, hf-biogpt, hf-blenderbot,
+    hf-bigbird-pegasus, hf-biogpt, hf-bitnet, hf-blenderbot,
     hf-blenderbot-small,
     hf-codegen, hf-cohere, hf-ctrl, hf-data2vec-text, hf-dots1, hf-electra, hf-ernie, hf-ernie4-5-moe,
     hf-exaone-moe, hf-falcon, hf-flex-olmo, hf-flint, hf-glm, hf-glm4, hf-glm4-moe, hf-gpt-bigcode,

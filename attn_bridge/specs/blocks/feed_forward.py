@@ -8,7 +8,7 @@ import statistics
 from typing import Literal, get_args
 
 from ...validation import check_number
-from ..base import LATER, Config, Parameter, linear, number
+from ..base import LATER, Config, Parameter, linear, number, vector
 from ..model import below
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "quick_gelu", "relu2"]
@@ -58,6 +58,8 @@ class FeedForwardConfig(Config):
         scales: factors of the gate in front of its activation, and of the output (Falcon-H1); with a gate alone.
         sparsity: share of a token's gate that becomes 0 in front of the activation, if its numbers are distributed
             normally: those below a bound are, and it is taken off the others (Gemma 3n); with a gate alone.
+        hidden_norm: constant added to the mean square in a root mean square norm in front of the last matrix (BitNet),
+            with a gate alone; None omits the norm.
     """
 
     d_in: int
@@ -69,6 +71,7 @@ class FeedForwardConfig(Config):
     dropout: float = 0.0
     scales: tuple[float, float] = dataclasses.field(default=(1.0, 1.0), metadata={LATER: True})
     sparsity: float = dataclasses.field(default=0.0, metadata={LATER: True})
+    hidden_norm: float | None = dataclasses.field(default=None, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "hidden_dim")
@@ -85,6 +88,10 @@ class FeedForwardConfig(Config):
         self._require_rates("sparsity")
         if self.sparsity and (not self.gated or self.clamp is not None):
             raise ValueError(f"sparsity ({self.sparsity}) needs a gate without clamp")
+        if self.hidden_norm is not None:
+            self._require_positive_number("hidden_norm")
+            if not self.gated or self.clamp is not None:
+                raise ValueError(f"hidden_norm ({self.hidden_norm}) needs a gate without clamp")
         if self.clamp is not None:
             self._require_kind("clamp", ClampedGate)
             if not self.gated or self.activation != "silu":
@@ -109,4 +116,5 @@ class FeedForwardConfig(Config):
             *linear("fc1", self.d_in, self.hidden_dim, bias=self.bias, axes=("mlp", "embed")),
             *linear("fc2", self.d_in, self.hidden_dim, bias=self.bias, axes=("mlp", "embed")),
             *linear("fc3", self.hidden_dim, self.d_in, bias=self.bias, axes=("embed", "mlp")),
+            *(below("hidden_norm", [vector("scale", self.hidden_dim, "mlp")]) if self.hidden_norm is not None else ()),
         )

@@ -138,6 +138,9 @@ class MixtureOfExpertsConfig(Config):
             raise ValueError(f"top_k ({self.top_k}) must be at most num_experts ({self.num_experts})")
         if not self.expert.gated:
             raise ValueError(f"expert ({self.expert}) must be gated")
+        for name, layers in (("expert", self.expert), ("shared", self.shared)):
+            if isinstance(layers, FeedForwardConfig) and layers.hidden_norm is not None:
+                raise ValueError(f"hidden_norm of {name} ({layers.hidden_norm}) must be None")
         self._require_choice("weighs", get_args(Weighs))
         if self.weighs == "inputs" and self.expert.bias:
             raise ValueError(f"weighs ({self.weighs}) needs experts without biases")

@@ -400,6 +400,8 @@ RULES: tuple[BadConfig, ...] = (
         ({"sparsity": 1.0}, "sparsity (1.0) must be in [0, 1)"),
         ({"sparsity": 0.5, "gated": False}, "sparsity (0.5) needs a gate without clamp"),
         ({"sparsity": 0.5, "clamp": specs.ClampedGate()}, "sparsity (0.5) needs a gate without clamp"),
+        ({"hidden_norm": 0.5, "gated": False}, "hidden_norm (0.5) needs a gate without clamp"),
+        ({"hidden_norm": 0.5, "clamp": specs.ClampedGate()}, "hidden_norm (0.5) needs a gate without clamp"),
         ({"scales": (0.0, 1.0)}, "scales[0] (0.0) must be positive and finite"),
         ({"scales": (2.0, 1.0), "gated": False}, "scales ((2.0, 1.0)) need a gate without clamp"),
         ({"scales": (2.0, 1.0), "clamp": specs.ClampedGate()}, "scales ((2.0, 1.0)) need a gate without clamp"),

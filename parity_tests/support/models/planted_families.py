@@ -142,6 +142,9 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
     ):
         if name in fields:
             yield f"without {name}", with_field(name, None)
+    for name in ("attention.context_norm", "feed_forward.hidden_norm"):
+        if name in fields:
+            yield f"eps of {name} not read", constant(name, 1e-5)
     if "attention.gate_activation" in fields:
         yield "sigmoid of the gate", with_field("attention.gate_activation", None)
     elif "attention.gate" in fields:

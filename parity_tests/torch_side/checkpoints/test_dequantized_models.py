@@ -184,6 +184,22 @@ def test_openais_own_files_in_mxfp4_become_those_of_transformers(tmp_path):
     assert equal(checkpoints.read(found), checkpoints.read(wanted))
 
 
+def test_model_that_rounds_in_each_call_is_not_run_without_rounding(tmp_path):
+    """Such a file has weights in floating point, which BitNet rounds to three values when it is called."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
+    ids = {"vocab_size": 20, "bos_token_id": 1, "eos_token_id": 2}
+    model = transformers.BitNetForCausalLM(transformers.BitNetConfig(**sizes, **ids, num_hidden_layers=1))
+    model.save_pretrained(tmp_path)
+    torch_attn.DecoderModel.from_pretrained(tmp_path)
+    keys = json.loads((tmp_path / "config.json").read_text())
+    scheme = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+    (tmp_path / "config.json").write_text(json.dumps({**keys, "quantization_config": scheme}))
+    with pytest.raises(
+        CheckpointError, match=r"is quantised by bitnet \(config.json\), whose layers round weights and "
+    ):
+        torch_attn.DecoderModel.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_loading_a_quantised_folder_names_the_command(tmp_path, name):
     MODELS[name][0](tmp_path / "hf")

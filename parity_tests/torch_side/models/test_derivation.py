@@ -143,6 +143,7 @@ QUICK = (
     *("nanochat: positions turned back", "nanochat: mean taken off", "nanochat: norms of q and k elsewhere"),
     *(
         "apertus: slopes exchanged",
+        "bitnet: eps of attention.context_norm not read",
         "solar_open: best of groups",
         "solar_open: without groups",
         "minimax_m2: router scores",
@@ -209,7 +210,10 @@ def test_proof_refuses_window_off_by_one(name, monkeypatch):
     ("name", "message"),
     [
         ("nosuch", r"^model_type \(nosuch\) has no causal language model in transformers "),
-        ("bitnet", r"^mlp.ffn_sub_norm \(BitNetRMSNorm\): weight has no place in ours; the nearest is mlp.up_proj$"),
+        (
+            "doge",
+            r"^model.layers.0 \(DogeDecoderLayer\): input_residual has no place in ours; the nearest is input_layern",
+        ),
         ("prophetnet", r"^no attention layers of ours among self_attn \(ProphetNetNgramSelfAttention\), "),
         ("roc_bert", r"^roc_bert.embeddings.shape_embed \(Embedding\): a part besides blocks that ours lack$"),
     ],
@@ -242,11 +246,11 @@ def test_first_submodule_in_order_of_calls_is_named(number, message, monkeypatch
 
 
 def test_command_refuses_in_one_line(capsys, tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "bitnet"}')
+    (tmp_path / "config.json").write_text('{"model_type": "doge"}')
     assert run(["derive", str(tmp_path), "--no-flax"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("refused: mlp.ffn_sub_norm (BitNetRMSNorm): ")
+    assert err.startswith("refused: model.layers.0 (DogeDecoderLayer): ")
     assert err.count("\n") == 1
 
 
@@ -266,9 +270,9 @@ def test_command_refuses_bad_usage(arguments, message, capsys):
 @pytest.mark.full
 def test_survey_has_an_outcome_for_each_family(tmp_path):
     limits = {"seconds": 300.0, "memory": 8 << 30}
-    outcomes = {one.model_type: one for one in survey.survey(["arcee", "bitnet"], tmp_path, **limits)}
-    assert {name: one.kind for name, one in outcomes.items()} == {"arcee": "proven", "bitnet": "refused"}
-    assert outcomes["bitnet"].detail.startswith("mlp.ffn_sub_norm (BitNetRMSNorm): ")
+    outcomes = {one.model_type: one for one in survey.survey(["arcee", "doge"], tmp_path, **limits)}
+    assert {name: one.kind for name, one in outcomes.items()} == {"arcee": "proven", "doge": "refused"}
+    assert outcomes["doge"].detail.startswith("model.layers.0 (DogeDecoderLayer): ")
     assert loads((tmp_path / "arcee.toml").read_text(), "arcee.toml").fields == BY_NAME["arcee"].fields
     assert json.loads((tmp_path / survey.FILE).read_text())["families"].keys() == outcomes.keys()
 

@@ -100,6 +100,8 @@ def _norms(subject: ModelClass, parts: Structure) -> Iterator[Choice]:
     last = [{"norm.eps": constant(own), "last_norm.eps": eps[0]}] if own is not None else []
     yield alternatives(*last, *({"norm.eps": one} for one in eps))
     child, names = parts.attention
+    inner = {"attention.context_norm": names, "feed_forward.hidden_norm": parts.feed_forward[1]}
+    yield from (alternatives({field: eps[0]}) for field, roles in inner.items() if field.partition(".")[2] in roles)
     if parts.has_bare_norms:
         bare = {"qk_norm.affine": constant(False), "qk_norm.eps": eps[0]}
         yield alternatives({**bare, "qk_norm.rotated": constant(True)}, bare)

@@ -48,6 +48,8 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
             yield Row(f"{theirs}.weight", (f"{OURS}att.{role}.scale",), optional=is_switched)
             if structure.has_shifts(role):
                 yield Row(f"{theirs}.bias", (f"{OURS}att.{role}.shift",), optional=is_switched)
+        elif role == "context_norm":
+            yield Row(f"{theirs}.weight", (f"{OURS}att.{role}.scale",))
         else:
             of_heads = role == "W_gate" and structure.gates == HEADS
             of_ours = f"{OURS}att.{'W_head_gate' if of_heads else role}"
@@ -66,6 +68,8 @@ def _rows(structure: Structure, fused: str, gate_first: bool) -> Iterator[Row]:
         theirs = f"{layer}{join(child, name)}"
         if role == "activation":  # which other activations have no numbers of
             yield from (Row(f"{theirs}.{one}", (f"{OURS}ff.layers.1.{one}",), optional=True) for one in XIELU)
+        elif role == "hidden_norm":
+            yield Row(f"{theirs}.weight", (f"{OURS}ff.{role}.scale",), branch=branch)
         elif role == "gate_up":
             layers = ("fc1", "fc2") if gate_first else ("fc2", "fc1")
             parts = tuple(f"{OURS}ff.{one}.weight" for one in layers)

@@ -31,6 +31,7 @@ ATTENTION = {
     "q_norm": ("q_norm", "q_layernorm", "query_layernorm"),
     "k_norm": ("k_norm", "k_layernorm", "key_layernorm"),
     "W_gate": ("gate_proj", "g_proj"),
+    "context_norm": ("attn_sub_norm",),
 }
 FEED_FORWARD = {
     "gate": ("gate_proj", "w1"),
@@ -38,6 +39,7 @@ FEED_FORWARD = {
     "down": ("down_proj", "w2", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "output.dense", "ffn.2"),
     "gate_up": ("gate_up_proj",),
     "activation": ("act_fn",),
+    "hidden_norm": ("ffn_sub_norm",),
 }
 """Our role -> names that modules of published models have for it."""
 
@@ -85,6 +87,7 @@ class Structure:
         may_lack_shared: whether a model may have experts without layers that every token goes to.
         may_be_direct: whether queries may be projected from the input itself where keys and values have a latent.
         last_bias: name in a block of the bias of the output projection that the last block alone has; "" for none.
+        block_class: class of the blocks, for messages.
     """
 
     front: str
@@ -104,6 +107,7 @@ class Structure:
     may_lack_shared: bool = False
     may_be_direct: bool = False
     last_bias: str = ""
+    block_class: str = ""
 
     @property
     def is_latent(self) -> bool:
@@ -209,6 +213,7 @@ def read(subject: ModelClass) -> Structure:
         experts is not None and _may_lack_shared(subject, experts, shapes),
         roles is latent.ROLES and latent.may_be_direct(subject, attention[0]),
         _last_bias(attention, shapes, f"{path}."),
+        type(block).__name__,
     )  # fmt: skip
     _check_all_known(structure, f"{path}.")
     return structure
@@ -362,7 +367,7 @@ def _flags(
     fields = {
         name: {"W_key": "attention.key_bias", "out_proj": "attention.out_bias"}.get(role, "attention.qkv_bias")
         for name, role in roles.items()
-        if role not in ("q_norm", "k_norm")
+        if role not in ("q_norm", "k_norm", "context_norm")
     }
     if "latent" in attention[1]:
         fields = {name: "attention.bias" for name, role in roles.items() if role in latent.BIASED}
@@ -372,7 +377,11 @@ def _flags(
     fields |= {f"{join(attention[0], name)}.weight": "qk_norm.switch" for name in norm_names}
     shifts = [f"{join(attention[0], name)}.bias" for name in norm_names]
     fields |= {name: "qk_norm.switch" for name in shifts if f"{path}0.{name}" in shapes}
-    fields |= {f"{join(feed_forward[0], name)}.bias": "feed_forward.bias" for name in feed_forward[1].values()}
+    fields |= {
+        f"{join(feed_forward[0], name)}.bias": "feed_forward.bias"
+        for role, name in feed_forward[1].items()
+        if role != "hidden_norm"
+    }
     fields |= {f"{name}.bias": "norm.bias" for name in norms}
     if experts is not None:
         shared = [name for ours, name in experts.named.items() if ours.startswith("ff.shared.")]
@@ -460,5 +469,7 @@ def _check_all_known(structure: Structure, path: str) -> None:
         if hit[1] in (f"{structure.attention[0]}.sinks", structure.last_bias):
             continue
         kind = structure.classes.get(module, "")
+        if not module:
+            module, kind = name.removesuffix(f".{hit[1]}"), structure.block_class
         near = difflib.get_close_matches(hit[1], sorted(roles | inner), 1, 0.0)[0]
         raise DerivationError(f"{module} ({kind}): {leaf} has no place in ours; the nearest is {near}")
