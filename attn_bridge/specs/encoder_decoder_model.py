@@ -199,6 +199,11 @@ class StackConfig(Config):
                 )
 
     @property
+    def lends_table(self) -> bool:
+        """Whether later blocks take the table of relative biases of the first block."""
+        return any(block.attention.takes_table for block in self.blocks)
+
+    @property
     def reads_shared(self) -> bool:
         """Whether its tokens are rows of the model's table."""
         return self.vocab_size is None and self.convolutions is None

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_bridge.specs import EncoderDecoderBlockConfig
 
+from .. import functional
 from ..cross_attention import CrossAttention
 from ..dropout import Dropout
 from ..grouped_query_attention import GroupedQueryAttention
@@ -50,6 +51,7 @@ class EncoderDecoderBlock(nnx.Module):
         context_mask: Bool[Array, "B S"] | None = None,
         cache: Any = None,
         relative_bias: Float[Array, "buckets h"] | None = None,
+        return_bias: bool = False,
     ) -> Any:
         """Return ``x`` of shape ``(B, T, D)`` plus the outputs of attentions and feed-forward layers.
 
@@ -61,6 +63,7 @@ class EncoderDecoderBlock(nnx.Module):
             context_mask: bool ``(B, S)``, ``False`` for padding of the context; a cache remembers it.
             cache: of `init_cache`; if given, it is returned behind the output.
             relative_bias: table of the first block, if the attention's `RelativeBias` is shared.
+            return_bias: also return the block's own table of relative biases, in front of the cache.
         """
         own, other = (None, None) if cache is None else cache
         attended = self.att(
@@ -84,7 +87,8 @@ class EncoderDecoderBlock(nnx.Module):
             x = self._add("norm2", x, attended)
         last = self.config.norm_names[-1]
         x = self._add(last, x, self.ff(self._before(last, x)))
-        return x if cache is None else (x, (own, other))
+        table = self.att.relative_bias[...] if return_bias else None
+        return functional.with_cache(functional.with_cache(x, table), None if cache is None else (own, other))
 
     def _before(self, name: str, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Return the input of a part of the block."""

@@ -79,16 +79,19 @@ class Stack(nnx.Module):
         is_decoder = self.config.blocks[0].cross_attention is not None
         # An encoder numbers its padding, as BART and `transformers` do.
         x = self.embed(x, positions, cache, attention_mask if is_decoder else None)
-        caches = []
+        caches, table = [], None
         for number, block in enumerate(self.trf_blocks):
             layer_cache = None if cache is None else cache[number]
             arguments = {"context": context, "context_mask": context_mask, "cache": layer_cache}
             if block.config.attention.takes_table:
-                arguments["relative_bias"] = self.trf_blocks[0].att.relative_bias[...]
-            x = block(x, attention_mask=attention_mask, positions=positions, **arguments)
-            if cache is not None:
-                x, layer_cache = x
-                caches.append(layer_cache)
+                arguments["relative_bias"] = table
+            if number == 0 and self.config.lends_table:
+                arguments["return_bias"] = True
+            result = block(x, attention_mask=attention_mask, positions=positions, **arguments)
+            x, *others = result if isinstance(result, tuple) else (result,)
+            if "return_bias" in arguments:
+                table, *others = others
+            caches += others
         if self.config.norm is not None:
             x = self.final_norm(x)
         return x if cache is None else (x, tuple(caches))

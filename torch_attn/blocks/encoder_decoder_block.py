@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attn_bridge.specs import EncoderDecoderBlockConfig
 
+from .. import functional
 from ..cross_attention import CrossAttention
 from ..decoding.cache import KeyValueCache
 from ..dropout import Dropout
@@ -55,7 +56,8 @@ class EncoderDecoderBlock(Layer):
         context_mask: Bool[Tensor, "B S"] | None = None,
         cache: BlockCache | None = None,
         relative_bias: Float[Tensor, "buckets h"] | None = None,
-    ) -> Tensor | tuple[Tensor, BlockCache]:
+        return_bias: bool = False,
+    ) -> Tensor | tuple[Tensor | BlockCache, ...]:
         """Return ``x`` of shape ``(B, T, D)`` plus the outputs of attentions and feed-forward layers.
 
         Args:
@@ -66,6 +68,7 @@ class EncoderDecoderBlock(Layer):
             context_mask: bool ``(B, S)``, ``False`` for padding of the context; a cache remembers it.
             cache: of `init_cache`; if given, it is returned behind the output.
             relative_bias: table of the first block, if the attention's `RelativeBias` is shared.
+            return_bias: also return the block's own table of relative biases, in front of the cache.
         """
         caches: tuple[Any, Any] = (None, None) if cache is None else cache
         own, other = caches
@@ -90,7 +93,9 @@ class EncoderDecoderBlock(Layer):
             x = self._add("norm2", x, attended)
         last = self.config.norm_names[-1]
         x = self._add(last, x, self.ff(self._before(last, x)))
-        return x if cache is None else (x, (own, other))
+        # A copy: `fully_shard` frees the weights of a block behind its call.
+        table = self.att.relative_bias.clone() if return_bias else None
+        return functional.with_cache(functional.with_cache(x, table), None if cache is None else (own, other))
 
     def _before(self, name: str, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Return the input of a part of the block."""

@@ -167,3 +167,27 @@ def test_a_wrong_version_gives_other_logits(name, fault):
     ]
     assert errors[0] <= 1e-10
     assert errors[1] >= 1e-5  # the two forms of gelu are 3e-5 apart
+
+
+def test_blocks_that_are_sharded_one_by_one_share_the_table_of_the_first():
+    """`fully_shard` frees the weights of a block behind its call, in which alone they are whole."""
+    plain = torch_attn.EncoderDecoderModel.from_pretrained(run("t5").folder)
+    sharded = torch_attn.EncoderDecoderModel.from_pretrained(run("t5").folder)
+    tokens = torch.randint(0, 20, (2, 7), generator=torch.Generator().manual_seed(5))
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        for stack in (sharded.encoder, sharded.decoder):
+            for block in stack.trf_blocks:
+                torch.distributed.fsdp.fully_shard(block, mesh=mesh)
+        torch.distributed.fsdp.fully_shard(sharded, mesh=mesh)
+        found, wanted = (model(tokens, tokens) for model in (sharded, plain))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+        found.sin().sum().backward()
+        wanted.sin().sum().backward()
+        gradients = {name: tensor.grad.full_tensor() for name, tensor in sharded.named_parameters()}
+    finally:
+        torch.distributed.destroy_process_group()
+    for name, tensor in plain.named_parameters():
+        torch.testing.assert_close(gradients[name], tensor.grad, rtol=0, atol=1e-11)
