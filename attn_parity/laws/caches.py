@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,19 +31,26 @@ MOST_SINGLE = 6
 """Last tokens that are decoded one by one; those before them are prefilled."""
 
 
+Piece = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a call on some tokens."""
+
+Program = Callable[[Any, Sequence[Piece], Piece], Sequence[object]]
+"""From the module, the arguments of each piece of a sequence, and those of all of it, to the output of each piece."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Convention:
     """One way to continue a sequence.
 
     Attributes:
         shown: how, for the report.
-        program: ``program(target, pieces, call, *args)`` returns an output per piece; see `_pieces`.
+        program: calls the module piece by piece.
         full: arguments of the full pass that the cached one implies, from the length of the sequence.
         is_single: whether it takes one token at a time only.
     """
 
     shown: str
-    program: Callable[..., Sequence[object]]
+    program: Program
     full: Callable[[int], Mapping[str, object]] = lambda length: {}
     is_single: bool = False
 
@@ -103,7 +111,7 @@ def _gap(side: OneSide, layout: Axes, convention: _Convention, sizes: Sequence[i
         return first_array(target(*args, **kwargs, **convention.full(length)))
 
     def program(target: object, *args: object, **kwargs: object) -> Any:
-        return convention.program(target, sizes, args, kwargs)
+        return convention.program(target, list(_pieces(side, layout, sizes, args, kwargs)), (args, kwargs))
 
     whole, parts = (_outputs(side, one) for one in (full, program))
     (expected,) = whole
@@ -132,32 +140,29 @@ def first_array(result: object) -> Any:
 def _conventions(side: OneSide, layout: Axes) -> Iterator[_Convention]:
     """Yield the ways to continue a sequence that a side's arguments and methods allow."""
     arguments, root = side.arguments, side.root
-    main = _main_argument(side, layout)
-    if main is None:
+    if _main_argument(side, layout) is None:
         return
-    slicer = functools.partial(_Slicer, main, layout.time or 0, side.names)
-    rows = side.call.leaves[layout.main].shape[layout.batch] if layout.batch is not None else 1
+    shape = side.call.leaves[layout.main].shape
     if hasattr(root, "init_cache") and "cache" in arguments:
-        yield _Convention("init_cache and cache", functools.partial(_with_init_cache, slicer, rows))
+        rows = shape[layout.batch] if layout.batch is not None else 1
+        yield _Convention("init_cache and cache", functools.partial(_with_init_cache, rows, _length(side, layout)))
     if hasattr(root, "init_cache") and "decode" in arguments and "mask" in arguments:
-        shape = side.call.leaves[layout.main].shape
-        yield _Convention(
-            "init_cache and decode", functools.partial(_with_decode, slicer, shape), _causal_mask, is_single=True
-        )
+        program = functools.partial(_with_decode, shape)
+        yield _Convention("init_cache and decode", program, _causal_mask, is_single=True)
     if isinstance(getattr(root, "decode", None), bool) and hasattr(root, "clone"):
         causal = _mask_alone if "mask" in arguments else lambda length: {}
-        yield _Convention("decode=True", functools.partial(_with_collection, slicer), causal, is_single=True)
+        yield _Convention("decode=True", _with_collection, causal, is_single=True)
     for name in ("past_key_values", "cache_params"):
         if name in arguments and "use_cache" in arguments:
-            yield _Convention(f"{name} and use_cache", functools.partial(_with_past, name, slicer))
+            yield _Convention(f"{name} and use_cache", functools.partial(_with_past, name))
             return
     if "return_carry" in arguments and "initial_carry" in arguments:
-        yield _Convention("initial_carry and return_carry", functools.partial(_with_carry, slicer))
+        yield _Convention("initial_carry and return_carry", _with_carry)
         return
     for name in STATES:
         if name in arguments and name not in side.given and not hasattr(root, "init_cache"):
             more = {"use_cache": True} if "use_cache" in arguments else {}
-            yield _Convention(f"the argument {name}", functools.partial(_with_state, slicer, name, more))
+            yield _Convention(f"the argument {name}", functools.partial(_with_state, name, more))
 
 
 def _main_argument(side: OneSide, layout: Axes) -> int | str | None:
@@ -169,74 +174,40 @@ def _main_argument(side: OneSide, layout: Axes) -> int | str | None:
     return int(key) if key.isdigit() else key.strip("'\"")
 
 
-class _Slicer:
-    """Cuts the arguments of a call into those of its pieces.
+def _pieces(
+    side: OneSide, layout: Axes, sizes: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[Piece]:
+    """Yield the arguments of each piece of a sequence, of so many tokens, cut out of those of the whole call."""
+    main, axis, length = _main_argument(side, layout), layout.time or 0, sum(sizes)
+    names = [*side.names[: len(args)], *[""] * (len(args) - len(side.names))]
 
-    Args:
-        main: position or name of the main input.
-        axis: its axis of the sequence.
-        names: names of the positional arguments.
-        sizes: tokens of each piece.
-        args: positional arguments of the whole call.
-        kwargs: its keywords.
-    """
-
-    def __init__(
-        self,
-        main: int | str,
-        axis: int,
-        names: Sequence[str],
-        sizes: Sequence[int],
-        args: Sequence[object],
-        kwargs: Mapping[str, object],
-    ):
-        self.main, self.axis, self.names, self.sizes, self.args, self.kwargs = main, axis, names, sizes, args, kwargs
-        self.length = sum(sizes)
-
-    def pieces(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Yield positional and keyword arguments of each piece."""
-        start = 0
-        for size in self.sizes:
-            stop = start + size
-            names = [*self.names[: len(self.args)], *[""] * (len(self.args) - len(self.names))]
-            args = tuple(
-                self._cut(position, name, value, start, stop)
-                for position, (name, value) in enumerate(zip(names, self.args, strict=True))
-            )
-            yield args, {name: self._cut(name, name, one, start, stop) for name, one in self.kwargs.items()}
-            start = stop
-
-    def _cut(self, key: int | str, name: str, value: Any, start: int, stop: int) -> Any:
-        if key == self.main:
-            return value[(slice(None),) * self.axis + (slice(start, stop),)]
-        if getattr(value, "ndim", 0) and value.shape[-1] == self.length:
+    def cut(at: slice, key: int | str, name: str, value: Any) -> Any:
+        if key == main:
+            return value[(slice(None),) * axis + (at,)]
+        if getattr(value, "ndim", 0) and value.shape[-1] == length:
             if name in SLICED:
-                return value[..., start:stop]
+                return value[..., at]
             if name == "attention_mask" and value.ndim == 2:
-                return value[:, :stop]
+                return value[:, : at.stop]
         return value
 
+    for at in itertools.starmap(slice, itertools.pairwise(itertools.accumulate(sizes, initial=0))):
+        positional = tuple(cut(at, position, *pair) for position, pair in enumerate(zip(names, args, strict=True)))
+        yield positional, {name: cut(at, name, name, value) for name, value in kwargs.items()}
 
-MakeSlicer = Callable[[Sequence[int], Sequence[Any], Mapping[str, Any]], _Slicer]
 
-
-def _with_init_cache(
-    slicer: MakeSlicer, rows: int, target: Any, sizes: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Any]:
-    cache, results = target.init_cache(rows, sum(sizes)), []
-    for some, named in slicer(sizes, args, kwargs).pieces():
-        result = target(*some, **named, cache=cache)
+def _with_init_cache(rows: int, length: int, target: Any, pieces: Sequence[Piece], whole: Piece) -> list[Any]:
+    cache, results = target.init_cache(rows, length), []
+    for args, kwargs in pieces:
+        result = target(*args, **kwargs, cache=cache)
         results.append(first_array(result))
         cache = result[-1]
     return results
 
 
-def _with_decode(
-    slicer: MakeSlicer, shape: Sequence[int], target: Any, sizes: Sequence[int], args: Sequence[Any], kwargs: Any
-) -> list[Any]:
+def _with_decode(shape: Sequence[int], target: Any, pieces: Sequence[Piece], whole: Piece) -> list[Any]:
     target.init_cache(tuple(shape))
-    pieces = slicer(sizes, args, kwargs).pieces()
-    return [first_array(target(*some, **named, decode=True)) for some, named in pieces]
+    return [first_array(target(*args, **kwargs, decode=True)) for args, kwargs in pieces]
 
 
 def _causal_mask(length: int) -> Mapping[str, object]:
@@ -247,30 +218,21 @@ def _mask_alone(length: int) -> Mapping[str, object]:
     return {"mask": np.tril(np.ones((1, 1, length, length), bool))}
 
 
-def _with_collection(
-    slicer: MakeSlicer, target: Any, sizes: Sequence[int], args: Sequence[object], kwargs: Mapping[str, object]
-) -> list[object]:
+def _with_collection(target: Any, pieces: Sequence[Piece], whole: Piece) -> list[object]:
     """Decode by the collection `cache` of a Linen module, which a call on the whole sequence creates."""
     decoder = target.clone(parent=None, decode=True)
-    state = decoder.apply(target.variables, *args, **kwargs, mutable=["cache"])[1]
+    state = decoder.apply(target.variables, *whole[0], **whole[1], mutable=["cache"])[1]
     results = []
-    for some, named in slicer(sizes, args, kwargs).pieces():
-        result, state = decoder.apply({**target.variables, **state}, *some, **named, mutable=["cache"])
+    for args, kwargs in pieces:
+        result, state = decoder.apply({**target.variables, **state}, *args, **kwargs, mutable=["cache"])
         results.append(first_array(result))
     return results
 
 
-def _with_past(
-    name: str,
-    slicer: MakeSlicer,
-    target: Any,
-    sizes: Sequence[int],
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-) -> list[object]:
+def _with_past(name: str, target: Any, pieces: Sequence[Piece], whole: Piece) -> list[object]:
     past, results = None, []
-    for some, named in slicer(sizes, args, kwargs).pieces():
-        result = target(*some, **{**named, name: past, "use_cache": True})
+    for args, kwargs in pieces:
+        result = target(*args, **{**kwargs, name: past, "use_cache": True})
         results.append(first_array(result))
         past = getattr(result, name, None)
         past = result[1] if past is None and isinstance(result, (tuple, list)) and len(result) > 1 else past
@@ -279,31 +241,21 @@ def _with_past(
     return results
 
 
-def _with_carry(
-    slicer: MakeSlicer, target: Any, sizes: Sequence[int], args: Any, kwargs: Mapping[str, Any]
-) -> list[Any]:
+def _with_carry(target: Any, pieces: Sequence[Piece], whole: Piece) -> list[Any]:
     state: dict[str, Any] = {}
     results = []
-    for some, named in slicer(sizes, args, kwargs).pieces():
-        carry, outputs = target(*some, **{**named, **state, "return_carry": True})
+    for args, kwargs in pieces:
+        carry, outputs = target(*args, **{**kwargs, **state, "return_carry": True})
         results.append(outputs)
         state = {"initial_carry": carry}
     return results
 
 
-def _with_state(
-    slicer: MakeSlicer,
-    name: str,
-    more: Mapping[str, Any],
-    target: Any,
-    sizes: Sequence[int],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> list[Any]:
+def _with_state(name: str, more: Mapping[str, Any], target: Any, pieces: Sequence[Piece], whole: Piece) -> list[Any]:
     state: dict[str, Any] = {}
     results = []
-    for some, named in slicer(sizes, args, kwargs).pieces():
-        result = target(*some, **{**named, **more, **state})
+    for args, kwargs in pieces:
+        result = target(*args, **{**kwargs, **more, **state})
         if not isinstance(result, (tuple, list)) or len(result) < 2 or result[-1] is None:
             raise TypeError(f"the call returned nothing for {name} behind its output")
         results.append(first_array(result))
