@@ -15,7 +15,7 @@ import numpy as np
 from ...printable import printable
 from ..containers.base import Array, Reader, TensorInfo
 from ..containers.files import bad, parse_json
-from .pairs import QuantisedTensor, c_order
+from .pairs import TiledTensor, c_order, partner
 from .source import Source
 
 STATE = ".quant_state.bitsandbytes__"
@@ -34,7 +34,7 @@ MOST = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
-class FourBitTensor(QuantisedTensor):
+class FourBitTensor(TiledTensor):
     """A weight of 4-bit codes, the high half of a byte first.
 
     Attributes:
@@ -50,17 +50,6 @@ class FourBitTensor(QuantisedTensor):
     nested: tuple[str, ...]
     nested_count: int
     offset: float
-    state: str
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Names of the further tensors that it consists of."""
-        return (self.scales, self.table, *self.nested, self.state)
-
-    @property
-    def words(self) -> str:
-        """How it is quantised, in words."""
-        return f"bitsandbytes, 4 bit ({self.kind})"
 
     def tile(self, source: Source, rows: range, left: int, right: int) -> tuple[Array, Array]:
         """Return the numbers of codes, and scales, of a rectangle."""
@@ -92,29 +81,14 @@ class FourBitTensor(QuantisedTensor):
 
 
 @dataclasses.dataclass(frozen=True)
-class Int8Tensor(QuantisedTensor):
+class Int8Tensor(TiledTensor):
     """A weight of int8, whose rows have a scale each."""
-
-    form: str
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Names of the further tensors that it consists of."""
-        return tuple(name for name in (self.scales, self.form) if name)
-
-    @property
-    def words(self) -> str:
-        """How it is quantised, in words."""
-        return "bitsandbytes, 8 bit"
 
     def tile(self, source: Source, rows: range, left: int, right: int) -> tuple[Array, Array]:
         """Return numbers as shares of the largest, and scales, of a rectangle."""
         numbers = source.matrix(self.numbers, rows, left, right).astype(np.float64)
         scales = source.whole(self.scales)[np.arange(rows.start, rows.stop, rows.step)].astype(np.float64)
         return numbers * scales[:, None] / LARGEST, np.ones((1, 1))
-
-
-TENSORS = (FourBitTensor, Int8Tensor)
 
 
 def find(reader: Reader) -> list[FourBitTensor | Int8Tensor]:
@@ -135,9 +109,7 @@ def find(reader: Reader) -> list[FourBitTensor | Int8Tensor]:
 
 
 def _wanted(path: Path, tensors: Mapping[str, TensorInfo], name: str, whose: str, dtypes: Iterable[str]) -> TensorInfo:
-    info = tensors.get(name)
-    if info is None:
-        raise bad(path, f"{printable(whose)} has no {printable(name)} beside it, so it can't be dequantised")
+    info = partner(path, tensors, name, whose)
     if info.dtype not in dtypes:
         raise bad(path, f"{printable(name)} must be {' or '.join(dtypes)}, got {info.dtype}")
     return info
@@ -178,12 +150,13 @@ def _four_bit(reader: Reader, stem: str, kind: str, state: str) -> FourBitTensor
         c_order(shape),
         (1, quant_state["blocksize"]),
         numbers.file,
+        (absmax.name, table.name, *nested, state),
+        f"bitsandbytes, 4 bit ({kind})",
         table=table.name,
         count=quant_state["blocksize"],
         nested=nested,
         nested_count=quant_state.get("nested_blocksize", 1),
         offset=quant_state.get("nested_offset", 0.0),
-        state=state,
     )
 
 
@@ -229,5 +202,6 @@ def _int8(reader: Reader, stem: str, scales: TensorInfo) -> Int8Tensor:
         c_order(numbers.shape),
         (1, numbers.shape[1]),
         numbers.file,
-        form=form,
+        (scales.name, form) if form else (scales.name,),
+        "bitsandbytes, 8 bit",
     )

@@ -10,23 +10,13 @@ from typing import Any, cast
 import numpy as np
 
 from ..containers.base import Array, CheckpointError, Reader, TensorInfo
-from .pairs import QuantisedTensor, c_order
+from .pairs import TiledTensor, c_order
 from .source import Source
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockTensor(QuantisedTensor):
+class BlockTensor(TiledTensor):
     """A tensor whose rows are blocks."""
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Names of further tensors that it is made of: none."""
-        return ()
-
-    @property
-    def words(self) -> str:
-        """How it is quantised, in words."""
-        return f"GGUF {self.kind}"
 
     def tile(self, source: Source, rows: range, left: int, right: int) -> tuple[Array, Array]:
         """Return the numbers of a rectangle as the package computes them, in float32, and a scale of 1."""
@@ -54,7 +44,8 @@ def find(reader: Reader) -> list[BlockTensor]:
 def _tensor(info: TensorInfo) -> BlockTensor:
     numbers, size = sizes_of(info.blocks)
     shape = (*info.shape[:-1], info.shape[-1] // size * numbers)
-    return BlockTensor(info.name, shape, info.name, "", info.blocks, shape, c_order(shape), (1, numbers), info.file)
+    words, strides = f"GGUF {info.blocks}", c_order(shape)
+    return BlockTensor(info.name, shape, info.name, "", info.blocks, shape, strides, (1, numbers), info.file, (), words)
 
 
 def sizes_of(kind: str) -> tuple[int, int]:

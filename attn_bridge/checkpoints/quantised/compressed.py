@@ -20,7 +20,7 @@ from ...printable import printable
 from ..containers.base import Array, Reader, TensorInfo
 from ..containers.files import bad
 from .packed import SCALE_DTYPES, WORD, check_groups
-from .pairs import QuantisedTensor, block_structure, c_order
+from .pairs import TiledTensor, block_structure, c_order, partner
 from .schemes import scheme_of, weights_of
 from .source import Source
 from .tables import E2M1, E2M3, E8M0, float8_values
@@ -53,7 +53,7 @@ FLOATS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class CompressedTensor(QuantisedTensor):
+class CompressedTensor(TiledTensor):
     """A matrix of compressed-tensors or ModelOpt.
 
     Attributes:
@@ -62,7 +62,6 @@ class CompressedTensor(QuantisedTensor):
         zeros: name of the tensor of zero points, or "".
         groups: name of the tensor with the group of each column; "" where groups follow each other.
         overall: name of the tensor's scale of scales, or "".
-        size: name of the tensor with the shape of the matrix, or "".
     """
 
     bits: int
@@ -70,19 +69,6 @@ class CompressedTensor(QuantisedTensor):
     zeros: str = ""
     groups: str = ""
     overall: str = ""
-    size: str = ""
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Names of the further tensors that it consists of."""
-        return tuple(name for name in (self.scales, self.zeros, self.groups, self.overall, self.size) if name)
-
-    @property
-    def words(self) -> str:
-        """How it is quantised, in words."""
-        if self.numbers.endswith(OF_TORCHAO["qdata"]):
-            return f"torchao, {self.kind}"
-        return f"compressed-tensors, {self.bits} bit" if self.kind == INTEGERS else self.kind
 
     def tile(self, source: Source, rows: range, left: int, right: int) -> tuple[Array, Array]:
         """Return numbers without their zero points, and scales, of a rectangle."""
@@ -178,9 +164,11 @@ def _of_torchao(reader: Reader, numbers: TensorInfo) -> CompressedTensor:
         got = " and ".join(f"{one.dtype} {one.shape}" for one in others)
         raise bad(path, f"{printable(scales.name)} and its zero points (int8) must have the shape {wanted} to go with "
                   f"{printable(numbers.name)} {shape}, got {got}")  # fmt: skip
+    form = INTEGERS if numbers.dtype == "int8" else numbers.dtype
     return CompressedTensor(
-        stem + PLAIN, shape, numbers.name, scales.name, INTEGERS if numbers.dtype == "int8" else numbers.dtype, shape,
-        c_order(shape), (high, wide), numbers.file, bits=8, row_bytes=shape[1], zeros=names.get("zero_point", ""),
+        stem + PLAIN, shape, numbers.name, scales.name, form, shape, c_order(shape), (high, wide), numbers.file,
+        tuple(one.name for one in others), f"torchao, {form}", bits=8, row_bytes=shape[1],
+        zeros=names.get("zero_point", ""),
     )  # fmt: skip
 
 
@@ -211,10 +199,7 @@ def _tensor(reader: Reader, stem: str, numbers: TensorInfo, config: Mapping[str,
     path, tensors = reader.path, reader.tensors
     endings = (SCALE, ZEROS, GROUPS, OVERALL, OF_MODELOPT, SHAPE)
     parts = {ending: tensors[stem + ending] for ending in endings if stem + ending in tensors}
-    scales = parts.get(SCALE)
-    if scales is None:
-        raise bad(path, f"{printable(numbers.name)} has no {printable(stem + SCALE)} beside it, so it can't be "
-                  "dequantised")  # fmt: skip
+    scales = partner(path, tensors, stem + SCALE, numbers.name)
     wanted = {"int32": SCALE_DTYPES, "int8": SCALE_DTYPES, "uint8": ("float8_e4m3fn", "uint8")}
     if len(numbers.shape) != 2 or scales.dtype not in wanted.get(numbers.dtype, ()):
         raise bad(path, f"{printable(numbers.name)} {numbers.dtype} {numbers.shape} and {printable(scales.name)} "
@@ -243,8 +228,8 @@ def _of_floats(path: Path, stem: str, numbers: TensorInfo, parts: Mapping[str, T
     columns = count * 8 // bits
     return CompressedTensor(
         stem + PLAIN, (rows, columns), numbers.name, scales.name, kind, (rows, columns), (columns, 1),
-        (1, columns // groups), numbers.file, bits=bits, row_bytes=count, overall=overall[0].name if overall else "",
-        size=parts[SHAPE].name if SHAPE in parts else "",
+        (1, columns // groups), numbers.file, _names(parts), kind, bits=bits, row_bytes=count,
+        overall=overall[0].name if overall else "",
     )  # fmt: skip
 
 
@@ -266,9 +251,14 @@ def _of_integers(
         raise bad(path, f"{printable(numbers.name)} is of integers, which have no scale of scales")
     return CompressedTensor(
         stem + PLAIN, shape, numbers.name, scales.name, INTEGERS, shape, c_order(shape), block, numbers.file,
-        bits=bits, row_bytes=numbers.shape[1] * numbers.itemsize, zeros=zeros.name if zeros is not None else "",
-        groups=parts[GROUPS].name if GROUPS in parts else "", size=parts[SHAPE].name if SHAPE in parts else "",
+        _names(parts), f"compressed-tensors, {bits} bit", bits=bits, row_bytes=numbers.shape[1] * numbers.itemsize,
+        zeros=zeros.name if zeros is not None else "", groups=parts[GROUPS].name if GROUPS in parts else "",
     )  # fmt: skip
+
+
+def _names(parts: Mapping[str, TensorInfo]) -> tuple[str, ...]:
+    """Return the names of the tensors beside the numbers."""
+    return tuple(info.name for info in parts.values())
 
 
 def _shape(reader: Reader, numbers: TensorInfo, size: TensorInfo | None) -> tuple[int, int]:

@@ -115,18 +115,12 @@ def _split(axis: Axis, steps: Sequence[int], tensor: QuantisedTensor) -> list[Ax
     return [within, *_split((size // inner, source * inner, target * inner), steps, tensor)]
 
 
-def _how(kind: str) -> str:
-    if kind == MXFP4:
-        return "two numbers to a byte times its scale"
-    return "each number times its scale"
-
-
 def notes_of(reader: Dequantised) -> list[str]:
     """Return notes on the dequantised tensors."""
     kinds = collections.Counter(one.words for one in reader.quantised.values())
     return [
         f"{count} tensor{'s' if count > 1 else ''} of {kind} become{'' if count > 1 else 's'} {reader.dtype.name}, "
-        f"{_how(kind)}, rounded once"
+        f"{'two numbers to a byte' if kind == MXFP4 else 'each number'} times its scale, rounded once"
         for kind, count in kinds.items()
     ]
 

@@ -16,7 +16,7 @@ import numpy as np
 from ...printable import printable
 from ..containers.base import Array, Reader, TensorInfo
 from ..containers.files import bad
-from .pairs import QuantisedTensor
+from .pairs import TiledTensor, partner
 from .schemes import FORMS, TITLES, bits_of, check, method_of, scheme_of
 from .source import Source
 
@@ -34,7 +34,7 @@ SCALE_DTYPES = ("float16", "bfloat16", "float32")
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupedTensor(QuantisedTensor):
+class GroupedTensor(TiledTensor):
     """A matrix of packed numbers.
 
     Attributes:
@@ -52,16 +52,6 @@ class GroupedTensor(QuantisedTensor):
     groups: str
     group_size: int
     added: int
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Names of the further tensors that it consists of."""
-        return tuple(name for name in (self.scales, self.zeros, self.groups) if name)
-
-    @property
-    def words(self) -> str:
-        """How it is quantised, in words."""
-        return f"{TITLES[self.method]}, {self.bits} bit"
 
     def tile(self, source: Source, rows: range, left: int, right: int) -> tuple[Array, Array]:
         """Return whole numbers without their zero points, and scales, of a rectangle of inputs and outputs."""
@@ -154,11 +144,8 @@ def check_groups(reader: Reader, name: str, inputs: int, size: int) -> None:
 def _grouped(
     path: Path, stem: str, tensors: Mapping[str, TensorInfo], scheme: Mapping[str, Any], method: str, bits: int
 ) -> GroupedTensor:
-    for ending in (ZEROS, SCALES):
-        if stem + ending not in tensors:
-            raise bad(path, f"{printable(stem + NUMBERS)} has no {printable(stem + ending)} beside it, so it can't be "
-                      "dequantised")  # fmt: skip
-    numbers, zeros, scales = (tensors[stem + ending] for ending in (NUMBERS, ZEROS, SCALES))
+    numbers = tensors[stem + NUMBERS]
+    zeros, scales = (partner(path, tensors, stem + ending, numbers.name) for ending in (ZEROS, SCALES))
     for info in (numbers, zeros):
         if info.dtype != "int32" or len(info.shape) != 2:
             raise bad(path, f"{printable(info.name)} must be a matrix of int32 to be {TITLES[method]}, got "
@@ -191,6 +178,8 @@ def _grouped(
         (1, outputs),
         (size, 1),
         numbers.file,
+        tuple(info.name for info in (scales, zeros, groups) if info is not None),
+        f"{TITLES[method]}, {bits} bit",
         method=method,
         bits=bits,
         zeros=zeros.name,

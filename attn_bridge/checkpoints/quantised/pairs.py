@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ...printable import printable
-from ..containers.base import TensorInfo
+from ..containers.base import Array, TensorInfo
 from ..containers.files import bad
 from .schemes import KEYS, TEXT, scheme_of, weights_of
+from .source import Source
 
 MXFP4 = "MXFP4"
 GROUP = 32
@@ -54,6 +56,8 @@ class QuantisedTensor:
         strides: of every axis of `shape`, the stride in `file_shape`.
         block: rows and columns per scale.
         file: the file with the numbers.
+        others: names of the further tensors that it consists of.
+        words: how it is quantised, in words.
     """
 
     name: str
@@ -65,22 +69,39 @@ class QuantisedTensor:
     strides: tuple[int, ...]
     block: tuple[int, int]
     file: str
+    others: tuple[str, ...]
+    words: str
 
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Names of the further tensors that it consists of."""
-        return (self.scales,)
 
-    @property
-    def words(self) -> str:
-        """How it is quantised, in words."""
-        if self.kind == MXFP4:
-            return MXFP4
-        return f"{self.kind} in blocks of {self.block[0]} x {self.block[1]}"
+@dataclasses.dataclass(frozen=True)
+class TiledTensor(QuantisedTensor, abc.ABC):
+    """A tensor of a kind whose scales are fewer or other than those of MXFP4 and float8, so that tables don't pay."""
+
+    @abc.abstractmethod
+    def tile(self, source: Source, rows: range, left: int, right: int) -> tuple[Array, Array]:
+        """Return numbers and scales of a rectangle in the order of the file, whose products are exact in float64.
+
+        Args:
+            source: the quantised checkpoint.
+            rows: of the file's matrix; they may be a step apart.
+            left: the first column.
+            right: the end of the columns, exclusive.
+        """
+
+
+def partner(path: Path, tensors: Mapping[str, TensorInfo], name: str, whose: str) -> TensorInfo:
+    """Return the header of a tensor without which another one means nothing.
+
+    Raises:
+        CheckpointError: the checkpoint lacks it.
+    """
+    if name not in tensors:
+        raise bad(path, f"{printable(whose)} has no {printable(name)} beside it, so it can't be dequantised")
+    return tensors[name]
 
 
 def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, object]) -> list[QuantisedTensor]:
-    """Return the quantised tensors, from headers alone, in the order of the numbers.
+    """Return the tensors of MXFP4 and float8, from headers alone.
 
     Args:
         path: of the checkpoint, for errors.
@@ -100,10 +121,7 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, obj
             if not ending or not stem:
                 continue
             for other in (stem + numbers, stem + scales):
-                if other not in tensors:
-                    raise bad(
-                        path, f"{printable(name)} has no {printable(other)} beside it, so it can't be dequantised"
-                    )
+                partner(path, tensors, other, name)
             if name.endswith(numbers):
                 quantised_tensors.append(_mxfp4(path, stem, tensors[name], tensors[stem + scales], swapped))
                 paired_names |= {name, stem + scales}
@@ -123,17 +141,10 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, obj
             sizes = _block_size(path, config) if sizes is None else sizes
             quantised_tensors.append(_float8(path, info, tensors, sizes, config))
             paired_names |= {name, quantised_tensors[-1].scales}
-    stand_for: dict[str, str] = {}  # two kinds of names may mean the same tensor
-    for tensor in quantised_tensors:
-        clash = tensor.name if tensor.name in tensors and tensor.name != tensor.numbers else stand_for.get(tensor.name)
-        if clash is not None:
-            raise bad(path, f"both {printable(clash)} and {printable(tensor.numbers)} are there; only one can be")
-        stand_for[tensor.name] = tensor.numbers
     if not quantised_tensors:
         raise bad(path, "nothing of it is quantised in a way that is known: MXFP4 (*_blocks, *_scales), float8 with "
                   "*_scale_inv or *.weight_scale, GPTQ or AWQ (*.qweight), bitsandbytes (*.absmax, *.SCB)")  # fmt: skip
-    order = {name: position for position, name in enumerate(tensors)}
-    return sorted(quantised_tensors, key=lambda tensor: order[tensor.numbers])
+    return quantised_tensors
 
 
 OF_METHODS = {".qweight": ".qzeros", ".SCB": ".weight", ".absmax": ".quant_map", ".weight_packed": ".weight_scale",
@@ -222,7 +233,9 @@ def _mxfp4(path: Path, stem: str, numbers: TensorInfo, scales: TensorInfo, swapp
     shape = in_file
     if swapped:
         shape, strides = (*leading, in_file[-1], rows), (*strides[:-2], strides[-1], strides[-2])
-    return QuantisedTensor(stem, shape, numbers.name, scales.name, MXFP4, in_file, strides, (1, GROUP), numbers.file)
+    return QuantisedTensor(
+        stem, shape, numbers.name, scales.name, MXFP4, in_file, strides, (1, GROUP), numbers.file, (scales.name,), MXFP4
+    )
 
 
 def _float8(
@@ -271,9 +284,11 @@ def _float8(
     if scales.shape not in wanted:
         raise bad(path, f"{printable(scales.name)} must have the shape {wanted[0]} to go with {printable(name)} "
                   f"{info.shape}, {rule}, got {scales.shape}")  # fmt: skip
+    words = f"{info.dtype} in blocks of {block[0]} x {block[1]}"
     return QuantisedTensor(
-        name, info.shape, name, scales.name, info.dtype, info.shape, c_order(info.shape), block, info.file
-    )
+        name, info.shape, name, scales.name, info.dtype, info.shape, c_order(info.shape), block, info.file,
+        (scales.name,), words,
+    )  # fmt: skip
 
 
 def _block_size(path: Path, config: Mapping[str, object]) -> tuple[int, int] | str:

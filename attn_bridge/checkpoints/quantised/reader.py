@@ -17,11 +17,8 @@ from ...weights.changes import rounded
 from ..containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..containers.files import boxes, check_range
 from ..readers import Wrapped
-from .bitsandbytes import FourBitTensor, Int8Tensor
-from .blocks import BlockTensor
-from .compressed import CompressedTensor, undescribed
-from .packed import GroupedTensor
-from .pairs import GROUP, MXFP4, QuantisedTensor, of_activations
+from .compressed import undescribed
+from .pairs import GROUP, MXFP4, QuantisedTensor, TiledTensor, of_activations
 from .searching import default_dtype, find
 from .source import Source
 from .tables import BYTES, E2M1, E8M0, float8_values
@@ -78,9 +75,6 @@ def scale_dtype(scales: TensorInfo) -> np.dtype:
 TILE = 1 << 18
 """Elements computed at a time; their intermediate results stay in the caches."""
 
-
-_OTHERS = (GroupedTensor, CompressedTensor, FourBitTensor, Int8Tensor, BlockTensor)
-"""Kinds whose tensors make their own tiles."""
 
 FAR = 16
 """Maximum distance of rows in a tile, since reads of their scales include the rows between."""
@@ -195,7 +189,7 @@ class Dequantised(Wrapped):
 
     def _is_exact(self, tensor: QuantisedTensor, numbers: DequantisedNumbers) -> bool:
         """Return whether products with the scales are exact for all possible numbers, so that nothing is rounded."""
-        if isinstance(tensor, _OTHERS):
+        if isinstance(tensor, TiledTensor):
             return False
         info = self._reader.tensors[tensor.scales]
         step = TILE // 256 * info.itemsize
@@ -239,19 +233,18 @@ class Dequantised(Wrapped):
         self, tensor: QuantisedTensor, numbers: DequantisedNumbers, rows: range, column: int, into: Array
     ) -> None:
         """Fill a rectangle, a tile at a time."""
-        own = self._mxfp4 if tensor.kind == MXFP4 else self._float8
-        make = self._scaled if isinstance(tensor, _OTHERS) else own
+        tables = self._mxfp4 if tensor.kind == MXFP4 else self._float8
         width = into.shape[1]
         most = max(1, TILE // max(width, rows.step // FAR, 1))
         for first in range(0, len(rows), most):
             for left in range(0, width, TILE):
                 right = min(width, left + TILE)
-                tile = make(tensor, numbers, rows[first : first + most], column + left, column + right)
+                rectangle = rows[first : first + most], column + left, column + right
+                if isinstance(tensor, TiledTensor):
+                    tile = numbers.of(*np.broadcast_arrays(*tensor.tile(self._source, *rectangle)))
+                else:
+                    tile = tables(tensor, numbers, *rectangle)
                 into[first : first + most, left:right] = tile
-
-    def _scaled(self, tensor: Any, numbers: DequantisedNumbers, rows: range, column: int, end: int) -> Array:
-        """Return a rectangle of numbers of a kind that makes its own tiles."""
-        return numbers.of(*np.broadcast_arrays(*tensor.tile(self._source, rows, column, end)))
 
     def _mxfp4(self, tensor: QuantisedTensor, numbers: DequantisedNumbers, rows: range, column: int, end: int) -> Array:
         """Return a rectangle of numbers, from a table of rounded pairs by byte and scale."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,11 @@ FLOAT8 = ("fp8", "fbgemm_fp8", "finegrained_fp8", "mxfp4", "compressed-tensors")
 MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4")
 """Algorithms of ModelOpt whose tensors are float8 with a scale for all, or for each row, or NVFP4."""
 
-GPTQ_BITS, AWQ_BITS = (2, 4, 8), (4,)
 FORMS = {"gptq": 1, "gptq_v2": 0}
 """Form of GPTQ's zero points in a file -> the addend of the stored values."""
 
-GEMM = "gemm"
-"""The order of AWQ's numbers that is read; its kernels have others."""
-
+PACKED = {"gptq": ((2, 4, 8), "checkpoint_format", tuple(FORMS)), "awq": ((4,), "version", ("gemm",))}
+"""Method of packed words -> bits of a number, the key of the order of its numbers or zero points, and its values."""
 
 NOT_SUPPORTED = "this method is not supported"
 
@@ -105,51 +103,29 @@ def unsupported(scheme: Mapping[str, object]) -> str:
         return ""
     if method == "modelopt":
         form = scheme.get("quant_algo")
-        return "".join(_no(form in MODELOPT, f"quant_algo must be {' or '.join(MODELOPT)}"))
+        return "" if form in MODELOPT else f"quant_algo must be {' or '.join(MODELOPT)}"
     if scheme.get("dynamic"):
         return "its layers differ in bits (dynamic)"
-    if method == "gptq":
-        form = scheme.get("checkpoint_format", "gptq")
-        return "".join(_no(bits in GPTQ_BITS, _bits(GPTQ_BITS))) or "".join(
-            _no(form in FORMS, f"checkpoint_format must be {' or '.join(FORMS)}, got {printable(form, 40)}")
-        )
-    if method == "awq":
-        form = scheme.get("version", GEMM)
-        return "".join(_no(bits in AWQ_BITS, _bits(AWQ_BITS))) or "".join(
-            _no(
-                isinstance(form, str) and form.lower() == GEMM,
-                f"version must be {GEMM}, got {printable(form, 40)}",
-            )
-        )
-    return "" if method in ("bitsandbytes", "torchao") else NOT_SUPPORTED
+    if method not in PACKED:
+        return "" if method in ("bitsandbytes", "torchao") else NOT_SUPPORTED
+    choices, key, forms = PACKED[method]
+    form = scheme.get(key, forms[0])
+    if bits not in choices:
+        return f"it must have {' or '.join(map(str, choices))} bit"
+    if method == "awq" and isinstance(form, str):
+        form = form.lower()
+    return "" if form in forms else f"{key} must be {' or '.join(forms)}, got {printable(scheme[key], 40)}"
 
 
 def _unsupported_format(scheme: Mapping[str, object]) -> str:
     """Return why weights of compressed-tensors can't be dequantised, or ""."""
-    form, sparsity, turns = (
-        scheme.get("format", FORMATS[0]),
-        scheme.get("sparsity_config"),
-        scheme.get("transform_config"),
-    )
-    is_dense = not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") == "dense"
-    why = [
-        *_no(form in FORMATS, f"format must be one of {', '.join(FORMATS)}"),
-        *_no(is_dense, "its weights are sparse (sparsity_config)"),
-        *_no(
-            not (isinstance(turns, Mapping) and turns.get("config_groups")),
-            "its weights are rotated (transform_config)",
-        ),
-    ]
-    return why[0] if why else ""
-
-
-def _no(is_right: bool, why: str) -> Iterator[str]:
-    if not is_right:
-        yield why
-
-
-def _bits(choices: tuple[int, ...]) -> str:
-    return f"it must have {' or '.join(map(str, choices))} bit"
+    sparsity, turns = scheme.get("sparsity_config"), scheme.get("transform_config")
+    if scheme.get("format", FORMATS[0]) not in FORMATS:
+        return f"format must be one of {', '.join(FORMATS)}"
+    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
+        return "its weights are sparse (sparsity_config)"
+    is_turned = isinstance(turns, Mapping) and bool(turns.get("config_groups"))
+    return "its weights are rotated (transform_config)" if is_turned else ""
 
 
 def is_by_name(scheme: Mapping[str, object]) -> bool:

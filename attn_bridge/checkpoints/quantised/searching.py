@@ -15,7 +15,7 @@ from ...printable import printable
 from ..containers.base import CheckpointError, Reader, TensorInfo
 from ..containers.files import bad
 from . import bitsandbytes, blocks, compressed, packed, pairs, schemes
-from .pairs import QuantisedTensor
+from .pairs import QuantisedTensor, TiledTensor
 
 CODES = ("int8", "uint8", "int16", "int32", "uint32", "int64", *pairs.FLOAT8)
 """Dtypes that quantised numbers have in files."""
@@ -131,10 +131,14 @@ def find(reader: Reader, config: Mapping[str, object]) -> list[QuantisedTensor]:
     rest = {name: info for name, info in reader.tensors.items() if name not in names}
     if not quantised or any(info.dtype in pairs.FLOAT8 and name + pairs.BY_ROW in rest for name, info in rest.items()):
         quantised += pairs.find(reader.path, rest, config)
+    stand_for: dict[str, str] = {}  # two kinds of names may mean the same tensor
     for tensor in quantised:
-        if tensor.name != tensor.numbers and tensor.name in reader.tensors:
-            raise bad(reader.path, f"both {printable(tensor.name)} and {printable(tensor.numbers)} are there; only one "
+        is_plain = tensor.name != tensor.numbers and tensor.name in reader.tensors
+        clash = tensor.name if is_plain else stand_for.get(tensor.name)
+        if clash is not None:
+            raise bad(reader.path, f"both {printable(clash)} and {printable(tensor.numbers)} are there; only one "
                       "can be")  # fmt: skip
+        stand_for[tensor.name] = tensor.numbers
     order = {name: position for position, name in enumerate(reader.tensors)}
     return sorted(quantised, key=lambda tensor: order[tensor.numbers])
 
@@ -226,8 +230,7 @@ def default_dtype(
         bfloat16 for MXFP4 and float8. For other kinds the dtype of the model: that of most other numbers, or else that
         of config.json.
     """
-    kinds = (packed.GroupedTensor, compressed.CompressedTensor, blocks.BlockTensor, *bitsandbytes.TENSORS)
-    if not any(isinstance(tensor, kinds) for tensor in quantised.values()):
+    if not any(isinstance(tensor, TiledTensor) for tensor in quantised.values()):
         return FLOATS[0]
     names: Collection[str] = {name for tensor in quantised.values() for name in (tensor.numbers, *tensor.others)}
     counts: collections.Counter[str] = collections.Counter()
