@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +13,11 @@ from .. import backends
 from ..printable import printable
 from . import configs, containers, requests
 from .containers import remote
-from .containers.base import Array, CheckpointError, Reader, TensorInfo
+from .containers.base import Array, CheckpointError, TensorInfo
 from .containers.files import check_infos
 from .options import ConvertOptions, PathLike
 from .planning.plans import Plan
+from .readers import MemoryReader
 from .selection import select
 from .workers import conducting
 from .workers.jobs import Progress, Result
@@ -29,24 +29,18 @@ FOR_FILES = ("source_format", "adapter", "step", "item", "workers", "task_bytes"
 """Options that need files, which other processes can open as well."""
 
 
-class GivenReader(Reader):
+class GivenReader(MemoryReader):
     """Arrays of a mapping, each taken from it when it is read; of a lazy mapping, one is in memory at a time.
 
     Args:
         arrays: name -> array.
     """
 
-    format: ClassVar[str] = "memory"
-
     def __init__(self, arrays: Mapping[str, object]):
-        self.path = Path("<memory>")
-        self.metadata: dict[str, Any] = {}
         self._arrays = arrays
         self._last: tuple[str, Array] | None = None
-        self.tensors = {}
-        for name in arrays:
-            array = self._array(name)
-            self.tensors[name] = TensorInfo(name, array.dtype.name, array.shape)
+        given = ((name, self._array(name)) for name in arrays)
+        super().__init__({name: TensorInfo(name, array.dtype.name, array.shape) for name, array in given})
         check_infos(self.path, self.tensors.values())
 
     def _array(self, name: str) -> Array:
@@ -60,10 +54,6 @@ class GivenReader(Reader):
     def config(self) -> Mapping[str, object]:
         """No config: a config.json in the current folder is another model's."""
         return MappingProxyType({})
-
-    def files(self) -> list[Path]:
-        """Return no file."""
-        return []
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of an array."""

@@ -136,37 +136,41 @@ class Wrapped(Reader):
         self._reader.close()
 
 
-class Selected(Wrapped):
-    """Some tensors of another reader, whose names there may begin with a prefix; all of them are readable."""
+class Renamed(Wrapped):
+    """Some tensors of a checkpoint, all of them readable, by other names or by the same.
 
-    prefix = ""
+    Args:
+        reader: the checkpoint.
+        names: name -> that of the checkpoint.
+    """
 
-    def __init__(self, reader: Reader):
+    def __init__(self, reader: Reader, names: Mapping[str, str]):
         super().__init__(reader)
         self.unread = {}
-
-    def original(self, name: str) -> str:
-        """Return the name that the other reader has for a tensor."""
-        return self.prefix + name
+        self._names = dict(names)
+        infos = {name: reader.tensors[own] for name, own in names.items()}
+        self.tensors = {
+            name: info if info.name == name else dataclasses.replace(info, name=name) for name, info in infos.items()
+        }
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
-        return self._reader.read_range(self.original(name), start, stop)
+        return self._reader.read_range(self._names[name], start, stop)
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Read bytes of a tensor into `into`."""
-        self._reader.read_into(self.original(name), start, into)
+        self._reader.read_into(self._names[name], start, into)
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
         """Begin to read bytes of tensors that will be needed soon."""
-        self._reader.read_ahead([(self.original(name), start, stop) for name, start, stop in ranges])
+        self._reader.read_ahead([(self._names[name], start, stop) for name, start, stop in ranges])
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
         """Read a matrix, each row `step` elements behind the one before."""
-        self._reader.read_rows(self.original(name), start, step, into)
+        self._reader.read_rows(self._names[name], start, step, into)
 
 
-class Filtered(Selected):
+class Filtered(Renamed):
     """A checkpoint without some of its tensors.
 
     Args:
@@ -176,8 +180,7 @@ class Filtered(Selected):
     """
 
     def __init__(self, reader: Reader, left_out: Collection[str], patterns: Iterable[str]):
-        super().__init__(reader)
-        self.tensors = {name: info for name, info in reader.tensors.items() if name not in left_out}
+        super().__init__(reader, {name: name for name in reader.tensors if name not in left_out})
         if reader.format != "safetensors":  # others hold values by their names
             matches = [re.compile(fnmatch.translate(pattern)).match for pattern in patterns]
             self.metadata = {
@@ -185,29 +188,20 @@ class Filtered(Selected):
             }
 
 
-class Stripped(Selected):
+class Stripped(Renamed):
     """The tensors whose names begin with a prefix, without the prefix; all others are left out.
 
     Args:
         reader: the checkpoint.
         prefix: such as ``module.``, which torch's DistributedDataParallel adds to every name.
 
-    Attributes:
-        prefix: the same.
-
     Raises:
         CheckpointError: no name begins with the prefix, or a name consists of it alone.
     """
 
     def __init__(self, reader: Reader, prefix: str):
-        super().__init__(reader)
-        self.prefix = prefix
+        super().__init__(reader, {name[len(prefix) :]: name for name in reader.tensors if name.startswith(prefix)})
         self.metadata = reader.metadata if reader.format == "safetensors" else {}  # others hold values by their names
-        self.tensors = {
-            name[len(prefix) :]: dataclasses.replace(info, name=name[len(prefix) :])
-            for name, info in reader.tensors.items()
-            if name.startswith(prefix)
-        }
         if not prefix or not self.tensors or "" in self.tensors:
             first = next(iter(reader.tensors), "")
             raise CheckpointError(
@@ -216,42 +210,35 @@ class Stripped(Selected):
             )
 
 
-class Renamed(Selected):
-    """A checkpoint whose tensors have other names.
+class MemoryReader(Reader):
+    """Tensors of no file.
 
     Args:
-        reader: the checkpoint.
-        names: name -> that of the checkpoint.
+        tensors: name -> header.
     """
 
-    def __init__(self, reader: Reader, names: Mapping[str, str]):
-        super().__init__(reader)
-        self._names = dict(names)
-        self.tensors = {name: dataclasses.replace(reader.tensors[own], name=name) for name, own in names.items()}
+    format: ClassVar[str] = "memory"
 
-    def original(self, name: str) -> str:
-        """Return the name that the other reader has for a tensor."""
-        return self._names[name]
+    def __init__(self, tensors: Mapping[str, TensorInfo]):
+        self.path = Path("<memory>")
+        self.tensors = dict(tensors)
+        self.metadata: dict[str, Any] = {}
+
+    def files(self) -> list[Path]:
+        """Return no file."""
+        return []
 
 
-class ArraysReader(Reader):
+class ArraysReader(MemoryReader):
     """Arrays in memory as a checkpoint to write.
 
     Args:
         arrays: name -> array.
     """
 
-    format: ClassVar[str] = "memory"
-
     def __init__(self, arrays: Mapping[str, Array]):
-        self.path = Path("<memory>")
-        self.tensors = {name: TensorInfo(name, array.dtype.name, array.shape) for name, array in arrays.items()}
-        self.metadata: dict[str, Any] = {}
+        super().__init__({name: TensorInfo(name, array.dtype.name, array.shape) for name, array in arrays.items()})
         self._arrays = dict(arrays)
-
-    def files(self) -> list[Path]:
-        """Return no file."""
-        return []
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of an array."""
@@ -259,7 +246,7 @@ class ArraysReader(Reader):
         return flat[start:stop].data
 
 
-class SharedReader(Reader):
+class SharedReader(MemoryReader):
     """The weights of a module that are sharded over devices; a tensor or part of one is gathered at a time.
 
     Args:
@@ -267,17 +254,9 @@ class SharedReader(Reader):
         read: returns a region of a weight by name.
     """
 
-    format: ClassVar[str] = "memory"
-
     def __init__(self, described: Mapping[str, tuple[tuple[int, ...], str]], read: Callable[[str, Region], Array]):
-        self.path = Path("<memory>")
-        self.tensors = {name: TensorInfo(name, dtype, shape) for name, (shape, dtype) in described.items()}
-        self.metadata: dict[str, Any] = {}
+        super().__init__({name: TensorInfo(name, dtype, shape) for name, (shape, dtype) in described.items()})
         self._read = read
-
-    def files(self) -> list[Path]:
-        """Return no file."""
-        return []
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a weight, reading only the rows, or the part of a single row, that contain the range."""
@@ -303,28 +282,24 @@ class SharedReader(Reader):
         into[...] = block.reshape(-1, math.prod(block.shape[axis:]))[where]
 
 
-class NumberedReader(Reader):
+class NumberedReader(MemoryReader):
     """A checkpoint in float64 whose elements are their own indices, counted over all tensors.
 
     Args:
         reader: the checkpoint.
     """
 
-    format: ClassVar[str] = "memory"
-
     def __init__(self, reader: Reader):
+        super().__init__(
+            {
+                name: dataclasses.replace(info, dtype="float64") if "float" in info.dtype else info
+                for name, info in reader.tensors.items()
+            }
+        )
         self.path, self.metadata, self.unread = reader.path, reader.metadata, reader.unread
-        self.tensors = {
-            name: dataclasses.replace(info, dtype="float64") if "float" in info.dtype else info
-            for name, info in reader.tensors.items()
-        }
         sizes = [math.prod(info.shape) for info in self.tensors.values()]
         starts = np.cumsum([1, *sizes])  # from 1: an element that was never written may be zero
         self._starts = dict(zip(self.tensors, map(int, starts), strict=False))
-
-    def files(self) -> list[Path]:
-        """Return no file."""
-        return []
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
