@@ -17,41 +17,11 @@ from ..weights.placements import LayoutError, Placement, SettingError, Shape
 from ..weights.rows import Row
 from . import book_models, chapter3, fitting
 from .derived import known
-from .handwritten import (
-    bert,
-    bloom,
-    cohere2_moe,
-    deepseek,
-    diffllama,
-    encoder_decoder,
-    falcon_h1,
-    gemma,
-    gemma3n,
-    gemma4,
-    gpt2,
-    gpt_oss,
-    granite_hybrid,
-    jamba,
-    kimi_linear,
-    lfm2,
-    llama,
-    llama4,
-    mamba,
-    mamba2,
-    minimax,
-    mixtral,
-    nemotron_h,
-    olmo,
-    olmo_hybrid,
-    phi3,
-    qwen3_moe,
-    qwen3_next,
-    t5,
-)
 from .layout import DecodedTensors, Encoded, Layout, Settings
 from .libraries import flax_transformers, gemma_linen, gguf, keras_hub, maxtext, tunix, vllm
 from .ours import OWN
 from .scope import Scoped
+from .tables import table
 from .unknown_names import advice, strangers
 
 __all__ = [
@@ -69,42 +39,21 @@ __all__ = [
     "names",
 ]
 
+_TABLES = (
+    *("hf-gpt2", "nanogpt", "hf-bert", "hf-llama", "hf-mixtral", "hf-llama4", "hf-phi3", "hf-diffllama", "hf-gemma"),
+    *("hf-gemma4-moe", "hf-gemma4", "hf-gemma3n", "hf-gpt-oss", "hf-olmo", "hf-olmo2", "hf-deepseek", "hf-cohere2-moe"),
+    *("hf-qwen3-moe", "hf-qwen3-next", "hf-qwen3-5", "hf-mamba2", "hf-bamba", "hf-mamba", "hf-jamba", "hf-lfm2"),
+    *("hf-lfm2-moe", "hf-granitemoehybrid", "hf-granitemoehybrid-dense", "hf-falcon-h1", "hf-nemotron-h", "hf-minimax"),
+    *("hf-kimi-linear", "hf-olmo-hybrid", "hf-bloom", "hf-bart", "hf-whisper", "hf-t5", "hf-umt5", "meta-llama"),
+    "openai-gpt-oss",
+)
+"""Names of the files of `tables`."""
+
 _PACKAGED: dict[str, Layout] = {
     one.name: one
     for one in (
         *chapter3.LAYOUTS,
-        gpt2.LAYOUT,
-        gpt2.NANOGPT_LAYOUT,
-        bert.LAYOUT,
-        llama.LAYOUT,
-        mixtral.LAYOUT,
-        llama4.LAYOUT,
-        phi3.LAYOUT,
-        diffllama.LAYOUT,
-        gemma.LAYOUT,
-        *gemma4.LAYOUTS,
-        gemma3n.LAYOUT,
-        gpt_oss.LAYOUT,
-        *olmo.LAYOUTS,
-        deepseek.LAYOUT,
-        cohere2_moe.LAYOUT,
-        qwen3_moe.LAYOUT,
-        *qwen3_next.LAYOUTS,
-        *mamba2.LAYOUTS,
-        mamba.LAYOUT,
-        jamba.LAYOUT,
-        *lfm2.LAYOUTS,
-        *granite_hybrid.LAYOUTS,
-        falcon_h1.LAYOUT,
-        nemotron_h.LAYOUT,
-        minimax.LAYOUT,
-        kimi_linear.LAYOUT,
-        olmo_hybrid.LAYOUT,
-        bloom.LAYOUT,
-        *encoder_decoder.LAYOUTS,
-        *t5.LAYOUTS,
-        llama.META_LAYOUT,
-        gpt_oss.OPENAI_LAYOUT,
+        *map(table, _TABLES),
         *book_models.LAYOUTS,
         *gguf.LAYOUTS,
         *flax_transformers.LAYOUTS,

@@ -11,6 +11,7 @@ from typing import Any
 from ...printable import printable
 from ...weights.rows import Row
 from ..reading.decoders import inverse
+from ..rows.common import CHECKS
 
 Value = bool | int | float | str | None
 Written = bool | int | float | str | list[Any] | dict[str, Any]
@@ -18,8 +19,7 @@ Written = bool | int | float | str | list[Any] | dict[str, Any]
 _ROW_DEFAULTS: dict[str, object] = {
     field.name: {} if field.name == "sizes" else field.default
     for field in dataclasses.fields(Row)
-    if field.name
-    in ("pattern", "part", "along", "split", "shares", "stack", "sizes", "tied", "optional", "last", "branch", "reason")
+    if field.name not in ("theirs", "ours", "change", "place")
 }
 """Attribute of a `Row` that a file may hold next to the names -> its default."""
 
@@ -167,7 +167,7 @@ def loads(text: str, path: str) -> Description:
             for part, table in document.pop("fields", {}).items()
             for name, source in table.items()
         }
-        rows = tuple(_row(table) for table in document.pop("rows", ()))
+        rows = tuple(map(row_of, document.pop("rows", ())))
         fixed, patterned = (
             {key: tuple(map(json.loads, values)) for key, values in document.pop(name, {}).items()}
             for name in ("fixed", "fixed_pattern")
@@ -179,9 +179,10 @@ def loads(text: str, path: str) -> Description:
         raise ValueError(f"{path}: {printable(error, 400)}") from error
 
 
-def _row(table: Mapping[str, object]) -> Row:
+def row_of(table: Mapping[str, object]) -> Row:
+    """Return the row that a table of a TOML file describes; a check has the name of its function."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-    return Row(**values)
+    return Row(**values | ({"check": CHECKS[values["check"]]} if "check" in values else {}))
 
 
 def dumps(description: Description) -> str:
@@ -230,6 +231,7 @@ def _lines(description: Description) -> Iterator[str]:
 
 def _row_table(row: Row) -> dict[str, object]:
     values = {key: getattr(row, key) for key, usual in _ROW_DEFAULTS.items() if getattr(row, key) != usual}
+    values |= {"check": row.check.__name__} if row.check is not None else {}
     return {"theirs": row.theirs, **({"ours": row.ours} if row.ours else {}), **values}
 
 

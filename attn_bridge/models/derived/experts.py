@@ -50,6 +50,13 @@ def is_sparse(config: ConfigFile, layer: int, values: Values) -> bool:
     return is_inside and (layer + 1) % step == 0 and layer not in dense
 
 
+def is_sparse_there(config: ConfigFile, layer: int) -> bool:
+    """Return whether a block has experts by DeepSeek's keys, ``mlp_layer_types`` or else ``first_k_dense_replace``."""
+    kinds = config.get("mlp_layer_types")
+    values = {"first": config.integer("first_k_dense_replace", 0)} if kinds is None else {"types": kinds}
+    return is_sparse(config, layer, values)
+
+
 def read_experts(
     width: int, activation: Activation, values: Values, router: Values, groups: Values
 ) -> MixtureOfExpertsConfig:

@@ -1,4 +1,4 @@
-"""The families that are data, and the layouts of their tensors; some use the layout of a family written by hand."""
+"""The families that are data, and the layouts of their tensors; some share one of `tables`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from ...printable import printable
-from ..handwritten import bloom, deepseek, gemma, gpt2, gpt_oss, llama, mixtral, olmo, phi3, qwen3_moe
 from ..layout import Layout
 from ..reading import multimodal
+from ..tables import table
 from .description import Description, loads
 from .reading import DerivedFamily, FamilyReader, layout_of
 
-_BY_HAND = {
-    layout.name: layout
-    for layout in (
-        *(llama.LAYOUT, gemma.LAYOUT, *olmo.LAYOUTS, phi3.LAYOUT),
-        *(mixtral.LAYOUT, qwen3_moe.LAYOUT, deepseek.LAYOUT, bloom.LAYOUT, gpt2.LAYOUT, gpt_oss.LAYOUT),
+_SHARED = {
+    name: table(name)
+    for name in (
+        *("hf-llama", "hf-gemma", "hf-olmo", "hf-olmo2", "hf-phi3", "hf-mixtral", "hf-qwen3-moe", "hf-deepseek"),
+        *("hf-bloom", "hf-gpt2", "hf-gpt-oss"),
     )
 }
 """Layouts that described families may use, and then are listed with."""
@@ -44,30 +44,30 @@ def load() -> tuple[Description, ...]:
 
 
 def layout_for(description: Description) -> Layout:
-    """Return the layout of a description: one written by hand, that of another description, or a new one."""
+    """Return the layout of a description: one of `tables`, that of another description, or a new one."""
     if description.rows:
         return layout_of(description)
-    if description.layout in _BY_HAND:
-        return _BY_HAND[description.layout]
+    if description.layout in _SHARED:
+        return _SHARED[description.layout]
     return _OWN[description.layout]
 
 
 def candidates(name: str) -> tuple[Layout, ...]:
     """Return the layouts of others that a family may share; a stored derived layout shares no other derived one."""
     derived = () if name in _OWN else tuple(_OWN.values())
-    return tuple(layout for layout in (*_BY_HAND.values(), *derived) if layout.name != name)
+    return tuple(layout for layout in (*_SHARED.values(), *derived) if layout.name != name)
 
 
 DESCRIPTIONS = load()
 _OWN = {one.layout: layout_of(one) for one in DESCRIPTIONS if one.rows}
 LAYOUTS = tuple(_OWN.values())
-"""Layouts that no family written by hand has."""
+"""Layouts with a table in the file of a family."""
 
 
 def _families() -> tuple[DerivedFamily, ...]:
     families = []
     for description in DESCRIPTIONS:
-        layout = _OWN.get(description.layout) or _BY_HAND[description.layout]
+        layout = _OWN.get(description.layout) or _SHARED[description.layout]
         kind = multimodal.decoder_type(description.model_type)
         if kind not in layout.model_types:
             layout.model_types += (kind,)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from ...masks import Mask
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Rotary
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import magnitude_of
-from ..rows.attention import Table
 from .experts import Values
 
 LATENT_DIM = "attention.latent_dim"
 """Field of a description that only such attention has."""
-
-BRANCHES = ("queries/direct", "queries/latent")
-"""Branches of the rows of queries: projected from the input itself, or from a latent."""
 
 
 def read_latent(
@@ -56,9 +50,3 @@ def write_heads(attention: MultiHeadLatentAttentionConfig) -> dict[str, object]:
         "num_key_value_heads": attention.num_heads,
         "attention_dropout": attention.dropout,
     }
-
-
-def table_of(rows: Table, config: MultiHeadLatentAttentionConfig) -> Table:
-    """Return the rows of a layer with or without a latent of queries."""
-    other = BRANCHES[config.query_dim is None]
-    return tuple(dataclasses.replace(row, branch="") for row in rows if row.branch != other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +17,9 @@ from ...specs.layer_norm import LayerNormConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Alibi, Rotary
 from ...specs.rms_norm import RMSNormConfig
-from ...weights.rows import Row
 from ..family import AttentionLayer, Family
-from ..handwritten import gpt_oss
 from ..handwritten.grouped import (
     KINDS,
-    attention_layer,
     is_rotated,
     mask_of,
 )
@@ -36,9 +32,10 @@ from ..reading.rotary import (
     read_rotary,
     read_rotary_by_kind,
 )
-from ..rows.attention import Table, interleaved_rotary
+from ..rows.attention import OPENAI, Table, interleaved_rotary
 from ..rows.common import TIE
-from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
+from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, QUANTISED, TOGETHER, TOWERS, decoder
+from ..tables.layers import attention_of_layer
 from . import experts, latent, runs
 from .buffers import rows_of_buffers
 from .description import Description, KeySource, dumps
@@ -142,16 +139,23 @@ class FamilyReader:
             temperature=Temperature(**temperature) if temperature else None,
             mask=mask_of(config, layer, kind),
         )
-        return attention_layer(layer, spec, self._tables(spec), self._prefix(layer))
+        return self._layer(config, layer, spec)
 
-    def _tables(self, spec: GroupedQueryAttentionConfig) -> dict[str, Table]:
-        """Return library -> table of the attention; Meta's and Mistral's own files have no biases."""
-        tables: dict[str, Table] = {"transformers": self._table(spec)}
-        if "meta" in self.description.libraries and not spec.qkv_bias and not spec.out_bias:
-            tables["meta"] = interleaved_rotary(spec.num_heads, spec.num_kv_heads or spec.num_heads)
+    def _layer(
+        self, config: ConfigFile, layer: int, spec: GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig
+    ) -> AttentionLayer:
+        """Return a layer, whose sizes are those of its attention: what files call them differs between families."""
+        numbers = {"num_heads": spec.num_heads}
+        if isinstance(spec, MultiHeadLatentAttentionConfig):
+            numbers |= {"kv_lora_rank": spec.latent_dim, "qk_nope_head_dim": spec.nope_dim}
+            return attention_of_layer(self.layout, config, layer, spec, numbers=numbers)
+        numbers["num_kv_heads"] = spec.num_kv_heads or spec.num_heads
+        libraries: dict[str, Table] = {}
+        if "meta" in self.description.libraries and not spec.qkv_bias and not spec.out_bias:  # which its files lack
+            libraries["meta"] = interleaved_rotary(spec.num_heads, numbers["num_kv_heads"])
         if "openai" in self.description.libraries:
-            tables["openai"] = gpt_oss.OPENAI
-        return tables
+            libraries["openai"] = OPENAI
+        return attention_of_layer(self.layout, config, layer, spec, numbers=numbers, libraries=libraries)
 
     def _latent(self, config: ConfigFile, layer: int, kind: str) -> AttentionLayer:
         values = self.part(config, "attention")
@@ -159,8 +163,7 @@ class FamilyReader:
         if isinstance(position, Alibi):
             raise ValueError(f"ALiBi of {config.model_type} does not fit keys that are made of a latent")
         spec = latent.read_latent(config, values, position, mask_of(config, layer, kind))
-        tables = {"transformers": latent.table_of(self._table(spec), spec)}
-        return AttentionLayer("MultiHeadLatentAttention", spec, layer, tables, self._prefix(layer))
+        return self._layer(config, layer, spec)
 
     def block(self, config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
         """Return a block around the attention."""
@@ -315,45 +318,6 @@ class FamilyReader:
         return "layers.rotated" not in self.description.fields or is_rotated(config, layer)
 
     # ---- tensors
-
-    def _prefix(self, layer: int) -> str:
-        return self._attention_front.replace("{prefix}", self.layout.prefixes[0]).replace("{i}", str(layer))
-
-    @property
-    def _attention_rows(self) -> list[Row]:
-        return [row for row in self.layout.rows if row.ours and row.ours[0].startswith(f"{OURS}att.")]
-
-    @property
-    def _attention_front(self) -> str:
-        modules = [row.theirs.split(".")[:-1] for row in self._attention_rows]
-        first, last = min(modules), max(modules)
-        shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
-        return ".".join(part for part, _ in shared) + "."
-
-    def _table(self, config: GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig) -> tuple[Row, ...]:
-        """Return the rows of attention and of its dropped buffers: no prefix, numbers for the names of sizes."""
-        numbers = {"num_heads": config.num_heads}
-        if isinstance(config, MultiHeadLatentAttentionConfig):
-            numbers |= {"kv_lora_rank": config.latent_dim, "qk_nope_head_dim": config.nope_dim}
-        else:
-            numbers |= {"num_kv_heads": config.num_kv_heads or config.num_heads}
-        front = self._attention_front
-        dropped = [row for row in self.layout.rows if row.reason and row.theirs.startswith(front)]
-
-        def numbered(size: int | str) -> int | str:
-            return numbers.get(size, size) if isinstance(size, str) else size
-
-        return tuple(
-            dataclasses.replace(
-                row,
-                theirs=row.theirs.removeprefix(front),
-                ours=tuple(name.removeprefix(f"{OURS}att.") for name in row.ours),
-                sizes={axis: numbered(size) for axis, size in row.sizes.items()},
-                split=tuple(map(numbered, row.split)),
-                shares=tuple(map(numbered, row.shares)),
-            )
-            for row in (*self._attention_rows, *dropped)
-        )
 
     def write(self, config: DecoderConfig, model_type: str) -> dict[str, object]:
         """Return the keys of a config, as `FamilyWriter` writes them."""

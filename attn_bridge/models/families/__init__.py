@@ -1,10 +1,9 @@
 """Families of models: the attention of a layer in ours, from a Hugging Face ``config.json`` and the layer's arrays.
 
-A family is data or code. Data is a TOML file of this folder, which ``attn-bridge derive`` writes and
-`attn_bridge.models.derived` reads. Code is a `Family` in a file of `attn_bridge.models.handwritten`, registered in
-`HAND_WRITTEN`: its ``model_type`` names, `transformers`' defaults for missing keys, and a function from config and
-layer to an `AttentionLayer`: our class, its config, and the tables of `attn_bridge.weights.rows.Row` that map to its
-tensors and back.
+A family is a TOML file. Those of this folder ``attn-bridge derive`` writes and `attn_bridge.models.derived` reads. Those
+of `handwritten` hold its ``model_type``, the defaults of `transformers` for missing keys, and the names of functions that
+read and write its configs (`coded`), one of which goes from config and layer to an `AttentionLayer`: our class, its
+config, and the tables of `attn_bridge.weights.rows.Row` that map to its tensors and back.
 """
 
 from __future__ import annotations
@@ -20,33 +19,13 @@ from ...specs.decoder_model import DecoderConfig
 from ...specs.encoder_decoder_model import EncoderDecoderConfig
 from ..derived import known
 from ..family import AttentionLayer, Family
-from ..handwritten import (
-    cohere2_moe,
-    deepseek,
-    diffllama,
-    encoder_decoder,
-    falcon_h1,
-    gemma3n,
-    gemma4,
-    granite_hybrid,
-    jamba,
-    kimi_linear,
-    lfm2,
-    llama4,
-    mamba,
-    mamba2,
-    minimax,
-    nemotron_h,
-    olmo_hybrid,
-    qwen3_next,
-    t5,
-)
 from ..layout import Layout
 from ..reading import multimodal
 from ..reading.decoders import make_decoder
 from ..reading.differences import differences
 from ..reading.model_config import ConfigFile
 from ..scope import Scoped
+from . import coded
 
 __all__ = [
     "AttentionLayer",
@@ -60,30 +39,8 @@ __all__ = [
     "write_config",
 ]
 
-HAND_WRITTEN: tuple[Any, ...] = (
-    llama4,
-    gemma3n,
-    gemma4,
-    qwen3_next,
-    mamba2,
-    mamba,
-    jamba,
-    lfm2,
-    granite_hybrid,
-    falcon_h1,
-    nemotron_h,
-    minimax,
-    kimi_linear,
-    olmo_hybrid,
-    deepseek,
-    cohere2_moe,
-    diffllama,
-    encoder_decoder,
-    t5,
-)
-
 FAMILIES: Mapping[str, Family] = Scoped(
-    {name: family for file in (known, *HAND_WRITTEN) for family in file.FAMILIES for name in family.model_types},
+    {name: family for family in (*known.FAMILIES, *coded.FAMILIES) for name in family.model_types},
     lambda family: dict.fromkeys(family.model_types, family),
 )
 """``model_type`` -> its family."""

@@ -6,7 +6,6 @@ The first layers may be dense; they may have rotary positions without a window a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig, Router
@@ -14,7 +13,8 @@ from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig, Norm
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.layer_norm import LayerNormConfig
 from ...specs.rms_norm import RMSNormConfig
-from ..family import AttentionLayer, Family
+from ..derived.experts import is_sparse_there
+from ..family import AttentionLayer
 from ..reading.decoders import (
     WrittenKeys,
     attention_of,
@@ -26,9 +26,11 @@ from ..reading.decoders import (
 )
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
-from ..rows.attention import SPLIT
-from ..rows.decoder import FINAL_NORM, FUSED, attention, decoder, experts, norms
-from .grouped import KINDS, attention_layer, head_dim_of, mask_of, read_sizes, write_heads, write_windows
+from ..tables import table
+from ..tables.layers import attention_of_layer
+from .grouped import KINDS, head_dim_of, mask_of, read_sizes, write_heads, write_windows
+
+LAYOUT = table("hf-cohere2-moe")
 
 _FULL, _SLIDING = KINDS
 _DENSE, _SPARSE = "dense", "sparse"
@@ -38,7 +40,7 @@ def read_cohere2_moe(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Cohere 2 with experts."""
     config.refuse("rope_scaling", None)  # which transformers passes over
     bias, kind = config.flag("attention_bias"), config.layer_type(layer, _usual_kind(config, layer))
-    turns = kind == _SLIDING or (_is_dense(config, layer) and config.integer(_PREFIX_PATTERN) == 1)
+    turns = kind == _SLIDING or (not is_sparse_there(config, layer) and config.integer(_PREFIX_PATTERN) == 1)
     spec = GroupedQueryAttentionConfig(
         **read_sizes(config),
         qkv_bias=bias,
@@ -46,7 +48,7 @@ def read_cohere2_moe(config: ConfigFile, layer: int) -> AttentionLayer:
         position=read_rotary(config, head_dim_of(config), pairing="interleaved") if turns else None,
         mask=mask_of(config, layer, kind),
     )
-    return attention_layer(layer, spec, {"transformers": SPLIT})
+    return attention_of_layer(LAYOUT, config, layer, spec)
 
 
 _PREFIX_PATTERN = "prefix_dense_sliding_window_pattern"
@@ -59,19 +61,6 @@ def _usual_kind(config: ConfigFile, layer: int) -> str:
     return KINDS[(at + 1) % config.integer(key) != 0]
 
 
-def _is_dense(config: ConfigFile, layer: int) -> bool:
-    """Return whether a layer has no experts."""
-    kinds = config.get("mlp_layer_types")
-    if kinds is None:
-        return layer < config.integer("first_k_dense_replace", 0)
-    if not isinstance(kinds, Sequence) or len(kinds) <= layer or kinds[layer] not in (_DENSE, _SPARSE):
-        raise ValueError(
-            f"mlp_layer_types of {config.model_type} must have {_DENSE} or {_SPARSE} for layer {layer}, "
-            f"got {kinds!r:.60}"
-        )
-    return bool(kinds[layer] == _DENSE)
-
-
 def _norm(config: ConfigFile) -> Norm:
     """Return the norms, which are those of Cohere 2 if the config has no ``rms_norm_eps``."""
     width = config.integer("hidden_size")
@@ -80,10 +69,10 @@ def _norm(config: ConfigFile) -> Norm:
     return RMSNormConfig(width, config.number("rms_norm_eps"))
 
 
-def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
     """Return a block; the average of the outputs of experts and shared layers is half of each."""
     expert, has_width = read_feed_forward(config), config.get("prefix_dense_intermediate_size") is not None
-    if _is_dense(config, layer):
+    if not is_sparse_there(config, layer):
         dense = read_feed_forward(config, width="prefix_dense_intermediate_size") if has_width else expert
         return DecoderBlockConfig(attention, dense, _norm(config), norms="parallel")
     config.refuse("expert_selection_fn", "softmax", "sigmoid")
@@ -107,7 +96,8 @@ def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfi
     return DecoderBlockConfig(attention, mixture, _norm(config), norms="parallel")
 
 
-def _model(config: ConfigFile) -> dict[str, object]:
+def read_model(config: ConfigFile) -> dict[str, object]:
+    """Return the rest of a model: its norm, a head that may be tied, and a factor of the logits."""
     return {
         "norm": _norm(config),
         "tie": config.flag("tie_word_embeddings"),
@@ -168,54 +158,3 @@ def _write_experts(experts: MixtureOfExpertsConfig) -> WrittenKeys:
         "expert_selection_fn": experts.router.scores,
         "norm_topk_prob": experts.router.normalise,
     }
-
-
-FAMILIES = (
-    Family(
-        ("cohere2_moe",),
-        read_cohere2_moe,
-        {
-            "vocab_size": 256000,
-            "hidden_size": 8192,
-            "intermediate_size": 22528,
-            "logit_scale": 0.0625,
-            "num_hidden_layers": 40,
-            "num_attention_heads": 64,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "max_position_embeddings": 8192,
-            "layer_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-            "rope_theta": 10000.0,
-            "sliding_window": 4096,
-            "num_experts_per_tok": 2,
-            "num_experts": 8,
-            "num_shared_experts": 0,
-            "shared_expert_combination_strategy": "average",
-            "expert_selection_fn": "softmax",
-            "prefix_dense_sliding_window_pattern": 1,
-            "norm_topk_prob": True,
-            "sliding_window_pattern": 4,
-            "first_k_dense_replace": 0,
-        },
-        block=_block,
-        model=_model,
-        write=write_cohere2_moe,
-        architecture="Cohere2MoeForCausalLM",
-    ),
-)
-
-
-LAYOUT = decoder(
-    "hf-cohere2-moe",
-    "transformers Cohere 2 with experts",
-    [
-        *attention(row for row in SPLIT if "norm" not in row.theirs),
-        *(dataclasses.replace(row, optional=".shared_experts." in row.theirs) for row in experts("shared_experts")),
-        *norms(norm1="input_layernorm"),
-        FINAL_NORM,
-    ],
-    settings=FUSED,
-    defaults={"fused": 0, "tie": 1},
-    model_types=("cohere2_moe",),
-)

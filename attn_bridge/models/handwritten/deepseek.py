@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from ...printable import printable
 from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.blocks.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
@@ -15,8 +14,8 @@ from ...specs.lightning_indexer import Indexer
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Pairing
 from ...specs.sparse_indexed_attention import SparseIndexedAttentionConfig
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
+from ..derived.experts import is_sparse_there
+from ..family import AttentionLayer
 from ..reading.decoders import (
     attention_of,
     feed_forward_of,
@@ -29,20 +28,12 @@ from ..reading.decoders import (
 )
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import magnitude_of, read_rotary, write_rotary
-from ..rows.attention import INDEXER, QUERY, QUERY_LATENT, Table, latent
-from ..rows.common import HEADS
-from ..rows.decoder import EXPERTS, FINAL_NORM, FURTHER_LAYER, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from ..tables import table
+from ..tables.layers import attention_of_layer
 from .grouped import check_even_heads
 
 _SPARSE: dict[str, Pairing] = {"deepseek_v32": "half", "glm_moe_dsa": "interleaved"}
 """Model type with an indexer -> which channels of the indexer turn together."""
-
-
-def table(config: MultiHeadLatentAttentionConfig) -> Table:
-    """Return the names of `transformers`, which are those of DeepSeek's files."""
-    queries = QUERY if config.query_dim is None else QUERY_LATENT
-    indexer = INDEXER if isinstance(config, SparseIndexedAttentionConfig) else ()
-    return (*queries, *latent(config.num_heads, config.latent_dim, config.nope_dim), *indexer)
 
 
 def read_deepseek(config: ConfigFile, layer: int) -> AttentionLayer:
@@ -72,11 +63,9 @@ def read_deepseek(config: ConfigFile, layer: int) -> AttentionLayer:
         scale=(nope_dim + rope_dim) ** -0.5 * magnitude * magnitude,
         dropout=config.number_or_none("attention_dropout") or 0.0,
     )
-    variant = "MultiHeadLatentAttention"
     if is_sparse:
-        variant, spec = "SparseIndexedAttention", SparseIndexedAttentionConfig.of(spec, _indexer(config))
-    prefix = f"model.layers.{layer}.self_attn."
-    return AttentionLayer(variant, spec, layer, {"transformers": table(spec)}, prefix)
+        spec = SparseIndexedAttentionConfig.of(spec, _indexer(config))
+    return attention_of_layer(table("hf-deepseek"), config, layer, spec)
 
 
 def _indexer(config: ConfigFile) -> Indexer:
@@ -89,23 +78,13 @@ def _indexer(config: ConfigFile) -> Indexer:
     return Indexer(heads, width, top_k, pairing=_SPARSE[config.model_type])
 
 
-def is_dense(config: ConfigFile, layer: int, *, by_kind: bool = True) -> bool:
-    """Return whether a layer has no experts: by ``mlp_layer_types`` if `by_kind` and present, else by its index."""
-    kinds = config.get("mlp_layer_types") if by_kind else None
-    if kinds is None:
-        return layer < config.integer("first_k_dense_replace", 0)
-    if not isinstance(kinds, list) or len(kinds) <= layer or kinds[layer] not in ("dense", "sparse"):
-        excerpt = printable(repr(kinds))
-        raise ValueError(f"mlp_layer_types ({excerpt}) must be a list with 'dense' or 'sparse' for layer {layer}")
-    return bool(kinds[layer] == "dense")
-
-
-def _block(config: ConfigFile, layer: int, attention: MultiHeadLatentAttentionConfig) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: MultiHeadLatentAttentionConfig) -> DecoderBlockConfig:
     """Return a block of DeepSeek: dense feed-forward layers in the first blocks, experts in the others."""
     norm, is_3 = read_rms_norm(config), config.model_type != "deepseek_v2"
     bias = "" if is_3 else "mlp_bias"  # of dense and shared layers, which V3 never has
     dense = read_feed_forward(config, bias=bias)
-    if is_dense(config, layer, by_kind=config.model_type in _SPARSE):  # V3.2 and GLM-5
+    by_kind = config.model_type in _SPARSE  # V3.2 and GLM-5
+    if not is_sparse_there(config, layer) if by_kind else layer < config.integer("first_k_dense_replace", 0):
         return DecoderBlockConfig(attention, dense, norm)
     expert = read_feed_forward(config, width="moe_intermediate_size")
     count, shared = config.integer("n_routed_experts"), config.integer_or_none("n_shared_experts")
@@ -207,145 +186,3 @@ def write_shared_experts(experts: MixtureOfExpertsConfig, has_groups: bool) -> d
         if has_groups
         else {**written, "mlp_bias": shared.bias, "topk_method": "greedy" if groups is None else "group_limited_greedy"}
     )
-
-
-_BOTH = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "norm_topk_prob": True,
-    "topk_method": "greedy",
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
-
-_V32 = {
-    **_BOTH,
-    "moe_intermediate_size": 2048,
-    "first_k_dense_replace": 3,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "routed_scaling_factor": 2.5,
-    "index_head_dim": 128,
-    "index_topk": 2048,
-}
-
-FAMILIES = (
-    Family(
-        ("deepseek_v2",),
-        read_deepseek,
-        {
-            **_BOTH,
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "num_hidden_layers": 32,
-            "max_position_embeddings": 2048,
-            "vocab_size": 102400,
-            "intermediate_size": 11008,
-            "moe_intermediate_size": 1407,
-            "first_k_dense_replace": 0,
-            "n_routed_experts": 64,
-            "n_shared_experts": 2,
-            "routed_scaling_factor": 1.0,
-        },
-        block=_block,
-        write=write_deepseek,
-        architecture="DeepseekV2ForCausalLM",
-    ),
-    Family(
-        ("deepseek_v3",),
-        read_deepseek,
-        {
-            **_BOTH,
-            "hidden_size": 7168,
-            "num_attention_heads": 128,
-            "num_hidden_layers": 61,
-            "max_position_embeddings": 4096,
-            "rope_interleave": True,
-            "vocab_size": 129280,
-            "intermediate_size": 18432,
-            "moe_intermediate_size": 2048,
-            "first_k_dense_replace": 3,
-            "n_routed_experts": 256,
-            "n_shared_experts": 1,
-            "n_group": 8,
-            "topk_group": 4,
-            "num_experts_per_tok": 8,
-            "routed_scaling_factor": 2.5,
-        },
-        block=_block,
-        write=write_deepseek,
-        architecture="DeepseekV3ForCausalLM",
-    ),
-    Family(
-        ("deepseek_v32",),
-        read_deepseek,
-        {
-            **_V32,
-            "hidden_size": 7168,
-            "num_attention_heads": 128,
-            "num_hidden_layers": 61,
-            "max_position_embeddings": 163840,
-            "vocab_size": 129280,
-            "intermediate_size": 18432,
-            "n_group": 8,
-            "topk_group": 4,
-            "index_n_heads": 64,
-        },
-        block=_block,
-        write=write_deepseek,
-        architecture="DeepseekV32ForCausalLM",
-    ),
-    Family(
-        ("glm_moe_dsa",),
-        read_deepseek,
-        {
-            **_V32,
-            "hidden_size": 6144,
-            "num_attention_heads": 64,
-            "num_hidden_layers": 78,
-            "max_position_embeddings": 202752,
-            "vocab_size": 154880,
-            "intermediate_size": 12288,
-            "q_lora_rank": 2048,
-            "qk_nope_head_dim": 192,
-            "v_head_dim": 256,
-            "rms_norm_eps": 1e-5,
-            "n_group": 1,
-            "topk_group": 1,
-            "index_n_heads": 32,
-        },
-        block=_block,
-        write=write_deepseek,
-        architecture="GlmMoeDsaForCausalLM",
-    ),
-)
-
-
-LAYOUT = decoder(
-    "hf-deepseek",
-    "transformers DeepSeek V2, V3 and V3.2, GLM-5",
-    [
-        *attention(QUERY, branch="queries/direct"),
-        *attention(QUERY_LATENT, branch="queries/latent"),
-        *attention(latent("num_heads", "kv_lora_rank", "qk_nope_head_dim")),
-        *attention((dataclasses.replace(row, optional=True) for row in INDEXER), branch="queries/latent"),
-        *experts("shared_experts", bias=True),
-        Row(
-            f"{LAYER}mlp.gate.e_score_correction_bias",
-            (f"{OURS}ff.router.correction_bias",),
-            optional=True,
-            branch=EXPERTS,
-        ),
-        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
-        FINAL_NORM,
-    ],
-    settings={**FUSED, **HEADS, **{name: (name,) for name in ("kv_lora_rank", "qk_nope_head_dim")}},
-    defaults={"fused": 0},
-    parts=(FURTHER_LAYER,),
-    model_types=("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"),
-)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from ...specs.decoder_model import DecoderConfig
-from ...specs.differential_attention import LAMBDAS, DifferentialAttentionConfig
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
-from ..reading.decoders import attention_of, read_mistral_block, write_llama_decoder
+from ...specs.differential_attention import DifferentialAttentionConfig
+from ..family import AttentionLayer
+from ..reading.decoders import attention_of, write_llama_decoder
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
-from ..rows.attention import SPLIT, Table
-from ..rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
+from ..tables import table
+from ..tables.layers import attention_of_layer
 from .grouped import head_dim_of, read_sizes, write_heads
 
-TABLE: Table = (*SPLIT, *(Row(name, (name,)) for name in LAMBDAS))
+LAYOUT = table("hf-diffllama")
 
 
 def read_diffllama(config: ConfigFile, layer: int) -> AttentionLayer:
@@ -29,8 +28,7 @@ def read_diffllama(config: ConfigFile, layer: int) -> AttentionLayer:
         lambda_init=DifferentialAttentionConfig.lambda_of_layer(layer),
         norm_eps=config.number("rms_norm_eps"),
     )
-    prefix = f"model.layers.{layer}.self_attn."
-    return AttentionLayer("DifferentialAttention", spec, layer, {"transformers": TABLE}, prefix)
+    return attention_of_layer(LAYOUT, config, layer, spec)
 
 
 def write_diffllama(config: DecoderConfig, model_type: str) -> dict[str, object]:
@@ -42,39 +40,3 @@ def write_diffllama(config: DecoderConfig, model_type: str) -> dict[str, object]
         "attention_bias": attention.qkv_bias,
         **write_llama_decoder(config),
     }
-
-
-FAMILIES = (
-    Family(
-        ("diffllama",),
-        read_diffllama,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "hidden_act": "silu",
-            "tie_word_embeddings": False,
-            "num_attention_heads": 32,
-            "num_hidden_layers": 16,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-        },
-        block=read_mistral_block,
-        write=write_diffllama,
-        architecture="DiffLlamaForCausalLM",
-    ),
-)
-
-
-LAYOUT = decoder(
-    "hf-diffllama",
-    "transformers DiffLlama: Llama with differential attention",
-    [
-        *attention(TABLE),
-        *feed_forward(),
-        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
-        FINAL_NORM,
-    ],
-    marks=("lambda_q1",),
-    model_types=("diffllama",),
-)

@@ -18,13 +18,10 @@ from ...specs.encoder_decoder_model import (
 )
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.layer_norm import LayerNormConfig
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
-from ..layout import Layout
+from ..family import AttentionLayer
 from ..reading.decoders import MAX_LAYERS, NAMES, activation_of
 from ..reading.model_config import ConfigFile
-from ..rows.attention import ENCODER_DECODER, below
-from ..rows.common import TIE, layer_norm, with_bias
+from ..rows.attention import ENCODER_DECODER
 
 SIDES = ("encoder", "decoder")
 
@@ -171,109 +168,3 @@ def write_whisper(config: EncoderDecoderConfig, model_type: str) -> dict[str, ob
         "scale_embedding": False,
         **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens")),
     }
-
-
-FAMILIES = (
-    Family(
-        ("bart",),
-        read_cross_attention,
-        {
-            "vocab_size": 50265,
-            "max_position_embeddings": 1024,
-            "d_model": 1024,
-            **{f"{side}_layers": 12 for side in SIDES},
-            **{f"{side}_ffn_dim": 4096 for side in SIDES},
-            **{f"{side}_attention_heads": 16 for side in SIDES},
-            "activation_function": "gelu",
-            "dropout": 0.1,
-            "tie_word_embeddings": True,
-        },
-        depth="decoder_layers",
-        pair=read_bart,
-        write=write_bart,
-        architecture="BartForConditionalGeneration",
-    ),
-    Family(
-        ("whisper",),
-        read_cross_attention,
-        {
-            "vocab_size": 51865,
-            "num_mel_bins": 80,
-            "max_source_positions": 1500,
-            "max_target_positions": 448,
-            "d_model": 384,
-            **{f"{side}_layers": 4 for side in SIDES},
-            **{f"{side}_ffn_dim": 1536 for side in SIDES},
-            **{f"{side}_attention_heads": 6 for side in SIDES},
-            "activation_function": "gelu",
-            "tie_word_embeddings": True,
-        },
-        depth="decoder_layers",
-        pair=read_whisper,
-        write=write_whisper,
-        architecture="WhisperForConditionalGeneration",
-    ),
-)
-
-
-def _stack(side: str, outer_norm: str, required: tuple[str, ...]) -> list[Row]:
-    """Return the rows of one side, with its norm in front of all layers or after them."""
-    layer, ours = f"{{prefix}}{side}.layers.{{i}}.", f"{side}.trf_blocks.{{i}}."
-    cross = [
-        *below(ENCODER_DECODER, f"{layer}encoder_attn.", f"{ours}cross_att.", required=required),
-        *layer_norm(f"{layer}encoder_attn_layer_norm", f"{ours}norm2"),
-    ]
-    has_cross = side == "decoder"
-    ours_outer = "emb_norm" if "embedding" in outer_norm else "final_norm"
-    return [
-        Row(f"{{prefix}}{side}.embed_positions.weight", (f"{side}.pos_emb.weight",)),
-        *below(ENCODER_DECODER, f"{layer}self_attn.", f"{ours}att.", required=required),
-        *layer_norm(f"{layer}self_attn_layer_norm", f"{ours}norm1"),
-        *(cross if has_cross else ()),
-        *with_bias(f"{layer}fc1", f"{ours}ff.layers.0"),
-        *with_bias(f"{layer}fc2", f"{ours}ff.layers.2"),
-        *layer_norm(f"{layer}final_layer_norm", f"{ours}norm{3 if has_cross else 2}"),
-        *layer_norm(f"{{prefix}}{side}.{outer_norm}", f"{side}.{ours_outer}"),
-    ]
-
-
-LAYOUTS = [
-    Layout(
-        "hf-bart",
-        "transformers BART",
-        [
-            Row(
-                "{prefix}shared.weight",
-                ("tok_emb.weight",),
-                tied=("encoder.tok_emb.weight", "decoder.tok_emb.weight", "out_head.weight"),
-                branch="tables/shared",
-            ),
-            *(Row(f"{{prefix}}{side}.embed_tokens.weight", (f"{side}.tok_emb.weight",), branch="tables/own")
-              for side in SIDES),
-            Row("lm_head.weight", ("out_head.weight",), optional=True),
-            Row("final_logits_bias", ("logits_bias",), optional=True),
-            *(row for side in SIDES for row in _stack(side, "layernorm_embedding", ("k_proj",))),
-        ],
-        prefixes=("model.", ""),
-        settings=TIE,
-        defaults={"tie": 1},
-        whole=True,
-        model_types=("bart",),
-    ),
-    Layout(
-        "hf-whisper",
-        "transformers Whisper",
-        [
-            Row("{prefix}decoder.embed_tokens.weight", ("decoder.tok_emb.weight",), tied=("out_head.weight",)),
-            Row("proj_out.weight", ("out_head.weight",), optional=True),
-            *(row for number in (1, 2)
-              for row in with_bias(f"{{prefix}}encoder.conv{number}", f"encoder.conv{number}")),
-            *(row for side in SIDES for row in _stack(side, "layer_norm", ())),
-        ],
-        prefixes=("model.", ""),
-        settings=TIE,
-        defaults={"tie": 1},
-        whole=True,
-        model_types=("whisper",),
-    ),
-]  # fmt: skip

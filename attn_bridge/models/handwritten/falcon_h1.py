@@ -9,8 +9,7 @@ from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.mamba2 import GatedNormOrder, Mamba2Config
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
+from ..family import AttentionLayer
 from ..reading.decoders import (
     WrittenKeys,
     feed_forward_of,
@@ -22,10 +21,10 @@ from ..reading.decoders import (
 )
 from ..reading.model_config import ConfigFile, as_number
 from ..reading.rotary import read_rotary, write_rotary
-from ..rows.attention import SPLIT, below
-from ..rows.decoder import LAYER, OURS, attention, decoder, feed_forward, norms
-from .grouped import attention_layer, head_dim_of, read_sizes, write_heads
-from .mamba2 import SIZES, Keys, read_config, table, write_keys
+from ..tables import table
+from ..tables.layers import attention_of_layer
+from .grouped import head_dim_of, read_sizes, write_heads
+from .mamba2 import Keys, read_config, write_keys
 
 _KEYS = Keys(width="mamba_d_ssm")
 
@@ -34,7 +33,7 @@ def read_attention(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return the attention of a layer of Falcon-H1.
 
     The factors of its input and of its keys become one of the scores; that of the input also scales the values, which
-    `_block` counts with the output.
+    `read_block` counts with the output.
     """
     bias = config.flag("attention_bias")
     if bias:  # which the factor of the input does not scale
@@ -48,7 +47,7 @@ def read_attention(config: ConfigFile, layer: int) -> AttentionLayer:
         position=read_rotary(config, head_dim),
         scale=_scale(factor * factor * config.positive("key_multiplier"), head_dim),
     )
-    return attention_layer(layer, spec, {"transformers": SPLIT})
+    return attention_of_layer(table("hf-falcon-h1"), config, layer, spec)
 
 
 def _scale(factor: float, head_dim: int) -> float:
@@ -56,7 +55,7 @@ def _scale(factor: float, head_dim: int) -> float:
     return float(factor * head_dim**-0.5)
 
 
-def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
     """Return a block of Falcon-H1."""
     bias = config.flag("mamba_proj_bias")
     if config.flag("projectors_bias") != bias:
@@ -96,7 +95,8 @@ def _factors(config: ConfigFile, key: str, count: int) -> tuple[float, ...]:
     return tuple(as_number(f"{key}[{number}] of {config.model_type}", value) for number, value in enumerate(values))
 
 
-def _model(config: ConfigFile) -> WrittenKeys:
+def read_model(config: ConfigFile) -> WrittenKeys:
+    """Return the rest of a model: that of Llama, and factors of embeddings and logits."""
     return {
         **read_llama_model(config),
         "embedding_scale": config.positive("embedding_multiplier"),
@@ -134,58 +134,3 @@ def write_falcon_h1(config: DecoderConfig, model_type: str) -> WrittenKeys:
         "ssm_multipliers": list(recurrent.projection_scales),
         "mlp_multipliers": list(feed_forward_of(config, FeedForwardConfig).scales),
     }
-
-
-FAMILIES = (
-    Family(
-        ("falcon_h1",),
-        read_attention,
-        {
-            "vocab_size": 128000,
-            "hidden_act": "silu",
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "attention_bias": False,
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-5,
-            "mamba_d_ssm": 1024,
-            "mamba_n_heads": 128,
-            "mamba_d_head": "auto",
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
-            "mamba_norm_before_gate": True,
-            "mamba_rms_norm": False,
-            "projectors_bias": False,
-            "mlp_bias": False,
-            "tie_word_embeddings": False,
-            **dict.fromkeys(("lm_head_multiplier", "embedding_multiplier", "key_multiplier"), 1.0),
-            **{f"{part}_{end}_multiplier": 1.0 for part in ("attention", "ssm") for end in ("in", "out")},
-        },
-        block=_block,
-        model=_model,
-        write=write_falcon_h1,
-        architecture="FalconH1ForCausalLM",
-    ),
-)
-
-
-LAYOUT = decoder(
-    "hf-falcon-h1",
-    "transformers Falcon-H1",
-    [
-        *below(table(has_norm=False), f"{LAYER}mamba.", f"{OURS}linear_att."),
-        *attention(SPLIT),
-        *feed_forward("feed_forward", bias=True),
-        *norms(norm1="input_layernorm", norm2="pre_ff_layernorm"),
-        Row("{prefix}final_layernorm.weight", ("final_norm.scale",)),
-    ],
-    settings=SIZES,
-    model_types=("falcon_h1",),
-)

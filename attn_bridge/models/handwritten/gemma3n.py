@@ -13,8 +13,7 @@ from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.blocks.layer_embeddings import LayerInputConfig
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
+from ..family import AttentionLayer
 from ..parts import OmittedPart
 from ..reading.decoders import (
     NAMES,
@@ -27,21 +26,17 @@ from ..reading.decoders import (
 )
 from ..reading.model_config import ConfigFile, as_number
 from ..reading.rotary import read_rotary_by_kind, write_rotary_by_kind
-from ..rows.attention import SPLIT
-from ..rows.decoder import FINAL_NORM, LAYER, OURS, decoder, feed_forward, norms
+from ..tables import table
 from .gemma4 import (
-    WITHOUT_KEYS,
-    attention_rows,
     kinds_by_period,
-    layer_embedding_rows,
     layer_embeddings_of,
+    layer_of,
     lender_of,
     plain,
     unread_keys_of,
     write_layer_embeddings,
 )
 from .grouped import (
-    attention_layer,
     head_dim_of,
     mask_of,
     read_sizes,
@@ -76,7 +71,7 @@ def read_gemma3n(config: ConfigFile, layer: int) -> AttentionLayer:
         value_norm=None if is_shared else norm.eps,
         shared=is_shared,
     )
-    return attention_layer(layer, spec, {"transformers": WITHOUT_KEYS if is_shared else SPLIT})
+    return layer_of(table("hf-gemma3n"), config, layer, spec)
 
 
 def _of_layer(config: ConfigFile, key: str, layer: int) -> object:
@@ -91,7 +86,7 @@ def _of_layer(config: ConfigFile, key: str, layer: int) -> object:
     return values[layer]
 
 
-def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
     """Return a block of Gemma 3n."""
     # It bounds coefficients in training alone; published weights are far below.
     config.refuse("altup_coef_clip", 120.0)
@@ -122,7 +117,7 @@ def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfi
     )
 
 
-def _model(config: ConfigFile) -> dict[str, object]:
+def read_model(config: ConfigFile) -> dict[str, object]:
     """Return the rest of a model: scaled embeddings, those of the layers, a norm, a head and its soft cap."""
     return {
         "norm": read_rms_norm(config),
@@ -165,84 +160,6 @@ def write_gemma3n(config: DecoderConfig, model_type: str) -> WrittenKeys:
     }
 
 
-DEFAULTS = {
-    "vocab_size": 262400,
-    "hidden_size": 2048,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 35,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "sliding_window": 512,
-    "final_logit_softcapping": 30.0,
-    "vocab_size_per_layer_input": 262144,
-    "hidden_size_per_layer_input": 256,
-    "num_kv_shared_layers": 15,
-    "laurel_rank": 64,
-    "altup_num_inputs": 4,
-    "altup_active_idx": 0,
-    "altup_correct_scale": True,
-    "altup_coef_clip": 120.0,
-}
-
-FAMILIES = (
-    Family(
-        ("gemma3n_text",),
-        read_gemma3n,
-        DEFAULTS,
-        block=_block,
-        model=_model,
-        write=write_gemma3n,
-        architecture="Gemma3nForCausalLM",
-    ),
-)
-
-
 def unread_keys(config: Mapping[str, object]) -> tuple[OmittedPart, ...]:
     """Return the projections and norms of keys and values in layers that read those of others: files have them."""
-    return unread_keys_of(config, "gemma3n_text", DEFAULTS, _kinds)
-
-
-def _rows() -> list[Row]:
-    """Return rows of the streams and of LAuReL."""
-    layers = {
-        "altup.correct_output_scale": "altup.corrected_scale",
-        "altup.correction_coefs.weight": "altup.correction.weight",
-        "altup.prediction_coefs.weight": "altup.prediction.weight",
-        "altup.modality_router.weight": "altup.stream_router.weight",
-        "altup.router_norm.weight": "altup.stream_norm.scale",
-        "laurel.linear_left.weight": "laurel_down.weight",
-        "laurel.linear_right.weight": "laurel_up.weight",
-        "laurel.post_laurel_norm.weight": "laurel_norm.scale",
-    }
-    ends = {"altup_projections": "stream_in", "altup_unembed_projections": "stream_out"}
-    return [
-        *(Row(LAYER + theirs, (OURS + ours,)) for theirs, ours in layers.items()),
-        *(Row(f"{{prefix}}{theirs}.{{i}}.weight", (f"{ours}.{{i}}.weight",)) for theirs, ours in ends.items()),
-    ]
-
-
-LAYOUT = decoder(
-    "hf-gemma3n",
-    "transformers Gemma 3n, of a multimodal one the text model",
-    [
-        *attention_rows(),
-        *feed_forward(),
-        *layer_embedding_rows(),
-        *_rows(),
-        *norms(
-            norm1="input_layernorm",
-            post_norm1="post_attention_layernorm",
-            norm2="pre_feedforward_layernorm",
-            post_norm2="post_feedforward_layernorm",
-        ),
-        FINAL_NORM,
-    ],
-    defaults={"tie": 1},
-    model_types=("gemma3n", "gemma3n_text"),
-    unread=unread_keys,
-)
+    return unread_keys_of(config, "gemma3n_text", _kinds)

@@ -17,31 +17,22 @@ from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ...specs.position import Rotary
 from ...specs.rope_scaling import ProportionalScaling
 from ...weights.rows import Row
-from ..family import AttentionLayer, Family
+from .. import families
+from ..family import AttentionLayer
 from ..layout import Layout
 from ..parts import OmittedPart
 from ..reading.decoders import NAMES, WrittenKeys, activation_of, read_rms_norm, write_rms_norm, write_sizes
 from ..reading.model_config import ConfigFile, as_number
 from ..reading.multimodal import text_of
 from ..reading.rotary import read_nested_rotary, rope_type, write_nested
-from ..rows.attention import SPLIT, Table
-from ..rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, feed_forward, fused_experts, norms
-from .grouped import KINDS, attention_layer, mask_of, window_of
+from ..tables import table
+from ..tables.layers import attention_of_layer
+from .grouped import KINDS, mask_of, window_of
 
 SLIDING, FULL = KINDS[True], KINDS[False]
 
 UNREAD = ("k_proj", "v_proj", "k_norm", "v_norm")
 """Modules of a layer that one with the keys and values of another has no use for."""
-
-WITHOUT_KEYS: Table = tuple(
-    Row(row.theirs, reason="keys and values are those of an earlier layer") if row.theirs.startswith(UNREAD) else row
-    for row in SPLIT
-)
-
-DEFAULT_POSITIONS = {
-    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
-}
 
 
 def kinds_of(config: ConfigFile) -> list[str]:
@@ -150,10 +141,10 @@ def read_gemma4(config: ConfigFile, layer: int) -> AttentionLayer:
         key_is_value=not is_shared and kinds[layer] == FULL and config.flag("attention_k_eq_v"),
         shared=is_shared,
     )
-    return attention_layer(layer, spec, {"transformers": WITHOUT_KEYS if is_shared else SPLIT})
+    return layer_of(table("hf-gemma4"), config, layer, spec)
 
 
-def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
     """Return a block, whose feed-forward layers are twice as wide in some models if it reads keys of another."""
     keys_of, norm = lender_of(config, kinds_of(config), layer), read_rms_norm(config)
     width, activation = config.integer("hidden_size"), activation_of(config, "hidden_activation")
@@ -209,7 +200,7 @@ def layer_embeddings_of(config: ConfigFile) -> LayerEmbeddingsConfig | None:
     )
 
 
-def _model(config: ConfigFile) -> dict[str, object]:
+def read_model(config: ConfigFile) -> dict[str, object]:
     """Return the rest of a model: scaled embeddings, those of the layers, a norm, a head and its soft cap."""
     embeddings, vocab = layer_embeddings_of(config), config.integer("vocab_size")
     if embeddings is not None and embeddings.vocab_size < vocab:
@@ -317,58 +308,34 @@ def _write_layers(config: DecoderConfig) -> WrittenKeys:
     }
 
 
-FAMILIES = (
-    Family(
-        ("gemma4_text",),
-        read_gemma4,
-        {
-            "vocab_size": 262144,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "global_head_dim": 512,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": True,
-            "rope_parameters": DEFAULT_POSITIONS,
-            "sliding_window": 512,
-            "vocab_size_per_layer_input": 262144,
-            "hidden_size_per_layer_input": 256,
-            "num_kv_shared_layers": 0,
-        },
-        block=_block,
-        model=_model,
-        write=write_gemma4,
-        architecture="Gemma4ForCausalLM",
-    ),
-)
+def layer_of(layout: Layout, config: ConfigFile, layer: int, spec: GroupedQueryAttentionConfig) -> AttentionLayer:
+    """Return the attention of a layer, whose table drops the keys and values that it does not project."""
+    read = attention_of_layer(layout, config, layer, spec)
+    if not spec.shared:
+        return read
+    reason = "keys and values are those of an earlier layer"
+    rows = (
+        Row(row.theirs, reason=reason) if row.theirs.startswith(UNREAD) else row for row in read.tables["transformers"]
+    )
+    return dataclasses.replace(read, tables={"transformers": tuple(rows)})
 
 
 def unread_keys(config: Mapping[str, object]) -> tuple[OmittedPart, ...]:
     """Return the projections and norms of keys and values in layers that read those of others: files may have them."""
-    (family,) = FAMILIES
-    return unread_keys_of(config, "gemma4_text", family.defaults, kinds_of)
+    return unread_keys_of(config, "gemma4_text", kinds_of)
 
 
 def unread_keys_of(
-    config: Mapping[str, object],
-    model_type: str,
-    defaults: Mapping[str, object],
-    kinds_of: Callable[[ConfigFile], list[str]],
+    config: Mapping[str, object], model_type: str, kinds_of: Callable[[ConfigFile], list[str]]
 ) -> tuple[OmittedPart, ...]:
     """Return those of a family.
 
     Args:
         config: a config.json.
         model_type: of the family.
-        defaults: of the family.
         kinds_of: from a config to the kind of every layer.
     """
-    read = ConfigFile(text_of(config), model_type, defaults)
+    read = ConfigFile(text_of(config), model_type, families.FAMILIES[model_type].defaults)
     try:
         kinds = kinds_of(read)
         layers = [number for number in range(len(kinds)) if lender_of(read, kinds, number) is not None]
@@ -380,78 +347,3 @@ def unread_keys_of(
         for number in layers
         for name in UNREAD
     )
-
-
-def _experts() -> list[Row]:
-    """Return rows of all experts of a layer in two tensors, of router and norms, and of the layers next to them."""
-    rows = [dataclasses.replace(row, theirs=row.theirs.replace("mlp.", ""), branch="") for row in fused_experts()]
-    others = {
-        "router.proj.weight": "ff.router.weight",
-        "router.scale": "ff.router_norm.scale",
-        "router.per_expert_scale": "ff.router.expert_scale",
-        "pre_feedforward_layernorm_2.weight": "ff.norm.scale",
-        "post_feedforward_layernorm_1.weight": "dense_norm.scale",
-        "post_feedforward_layernorm_2.weight": "experts_norm.scale",
-    }
-    named = [Row(LAYER + theirs, (OURS + ours,)) for theirs, ours in others.items()]
-    return [*rows, *named, *feed_forward(ours="dense")]
-
-
-def layer_embedding_rows() -> list[Row]:
-    """Return rows of the per-layer embeddings, in front of the layers and in each of them."""
-    ends = {
-        "embed_tokens_per_layer.weight": "layer_emb.weight",
-        "per_layer_model_projection.weight": "layer_linear.weight",
-        "per_layer_projection_norm.weight": "layer_norm.scale",
-    }
-    layers = {
-        "per_layer_input_gate.weight": "layer_gate.weight",
-        "per_layer_projection.weight": "layer_proj.weight",
-        "post_per_layer_input_norm.weight": "input_norm.scale",
-    }
-    return [
-        *(Row("{prefix}" + theirs, (ours,), optional=True) for theirs, ours in ends.items()),
-        *(Row(LAYER + theirs, (OURS + ours,), optional=True) for theirs, ours in layers.items()),
-    ]
-
-
-def attention_rows() -> list[Row]:
-    """Return rows of attention; some layers do not project keys, or values."""
-    return attention(dataclasses.replace(row, sparse=row.theirs.startswith(UNREAD)) for row in SPLIT)
-
-
-def _layout(name: str, title: str, layers: list[Row], marks: tuple[str, ...] = ()) -> Layout:
-    """Return the layout of a model with these rows of feed-forward layers."""
-    return decoder(
-        name,
-        title,
-        [
-            *attention_rows(),
-            *layers,
-            *layer_embedding_rows(),
-            Row(f"{LAYER}layer_scalar", (f"{OURS}scalar",)),
-            *norms(
-                norm1="input_layernorm",
-                post_norm1="post_attention_layernorm",
-                norm2="pre_feedforward_layernorm",
-                post_norm2="post_feedforward_layernorm",
-            ),
-            FINAL_NORM,
-        ],
-        defaults={"tie": 1},
-        marks=marks,
-        model_types=("gemma4", "gemma4_text"),
-        unread=unread_keys,
-    )
-
-
-LAYOUTS = (
-    _layout(
-        "hf-gemma4-moe",
-        "transformers Gemma 4 with experts, of a multimodal one the text model",
-        _experts(),
-        ("router.",),
-    ),
-    _layout("hf-gemma4", "transformers Gemma 4 without experts, of a multimodal one the text model", feed_forward()),
-)
-"""``mlp`` is next to the experts in a model that has such; ``hf-gemma4-text`` is the last."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...masks import Mask, causal, sliding_window
 from ...specs.decoder_model import DecoderConfig
 from ...specs.differential_attention import DifferentialAttentionConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ..family import AttentionLayer
 from ..reading.model_config import ConfigFile
-from ..rows.attention import Table
 
 KINDS = ("full_attention", "sliding_attention")
 """Names of a layer's kind: without and with the window."""
@@ -115,10 +113,3 @@ def rotary_by_kind(config: DecoderConfig, kinds: Sequence[str]) -> dict[str, Any
     for block, kind in zip(config.blocks, kinds, strict=True):
         positions.setdefault(kind, getattr(block.attention, "position", None))
     return positions
-
-
-def attention_layer(
-    layer: int, config: GroupedQueryAttentionConfig, tables: Mapping[str, Table], prefix: str = ""
-) -> AttentionLayer:
-    """Return a layer of grouped-query attention; its prefix is that of Llama by default."""
-    return AttentionLayer("GroupedQueryAttention", config, layer, tables, prefix or f"model.layers.{layer}.self_attn.")

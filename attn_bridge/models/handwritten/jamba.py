@@ -12,8 +12,7 @@ from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.mamba import MambaConfig
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
+from ..family import AttentionLayer
 from ..reading.decoders import (
     WrittenKeys,
     has_experts,
@@ -24,21 +23,12 @@ from ..reading.decoders import (
     write_sizes,
 )
 from ..reading.model_config import ConfigFile
-from ..rows.attention import SPLIT, below
-from ..rows.decoder import (
-    APART,
-    EXPERTS,
-    FUSED,
-    LAYER,
-    OURS,
-    attention,
-    decoder,
-    feed_forward,
-    fused_experts,
-    norms,
-)
-from .grouped import attention_layer, read_sizes, write_heads
-from .mamba import SelectiveKeys, read_layer, table, write_layer
+from ..tables import table
+from ..tables.layers import attention_of_layer
+from .grouped import read_sizes, write_heads
+from .mamba import SelectiveKeys, read_config, write_layer
+
+LAYOUT = table("hf-jamba")
 
 _KEYS = SelectiveKeys(
     expand="mamba_expand",
@@ -50,9 +40,6 @@ _KEYS = SelectiveKeys(
     latent_norms="scaled",
     eps="rms_norm_eps",
 )
-
-_ATTENTION = tuple(row for row in SPLIT if row.theirs.endswith("_proj.weight"))
-"""Rows of attention, which has neither biases nor norms."""
 
 
 def _recurs(config: ConfigFile, layer: int, part: str) -> bool:
@@ -70,12 +57,12 @@ def _recurs(config: ConfigFile, layer: int, part: str) -> bool:
 def read_jamba(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of attention or of Mamba."""
     if not _recurs(config, layer, "attn"):
-        return read_layer(config, layer, f"model.layers.{layer}.mamba.", _KEYS)
+        return attention_of_layer(LAYOUT, config, layer, read_config(config, _KEYS))
     spec = GroupedQueryAttentionConfig(**read_sizes(config), position=None)
-    return attention_layer(layer, spec, {"transformers": _ATTENTION})
+    return attention_of_layer(LAYOUT, config, layer, spec)
 
 
-def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
     """Return a block of Jamba, whose router takes the softmax over all experts; one expert is a dense layer."""
     layers: FeedForwardConfig | MixtureOfExpertsConfig = read_feed_forward(config)
     if _recurs(config, layer, "expert") and config.integer("num_experts") > 1:
@@ -123,56 +110,3 @@ def write_jamba(config: DecoderConfig, model_type: str) -> WrittenKeys:
     if any(isinstance(block.attention, MambaConfig) for block in config.blocks):
         keys |= write_layer(config, _KEYS)
     return keys
-
-
-FAMILIES = (
-    Family(
-        ("jamba",),
-        read_jamba,
-        {
-            "vocab_size": 65536,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-6,
-            "num_experts": 16,
-            "num_experts_per_tok": 2,
-            "expert_layer_period": 2,
-            "expert_layer_offset": 1,
-            "attn_layer_period": 8,
-            "attn_layer_offset": 4,
-            "mamba_d_state": 16,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_dt_rank": "auto",
-            "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
-            "tie_word_embeddings": False,
-        },
-        block=_block,
-        write=write_jamba,
-        architecture="JambaForCausalLM",
-    ),
-)
-
-
-LAYOUT = decoder(
-    "hf-jamba",
-    "transformers Jamba",
-    [
-        *below(table(latent_norms="scaled"), f"{LAYER}mamba.", f"{OURS}linear_att.", branch="attention/linear"),
-        *attention(_ATTENTION, branch="attention/full"),
-        *feed_forward("feed_forward.experts.{j}", "ff.experts.{j}", branch=APART),
-        *fused_experts("feed_forward"),
-        Row(f"{LAYER}feed_forward.router.weight", (f"{OURS}ff.router.weight",), branch=EXPERTS),
-        *feed_forward("feed_forward", branch="feed-forward/dense"),
-        *norms(norm1="input_layernorm", norm2="pre_ff_layernorm"),
-        Row("{prefix}final_layernorm.weight", ("final_norm.scale",)),
-    ],
-    settings={**FUSED, "mamba_state": ("mamba_d_state",)},
-    defaults={"fused": 0},
-    model_types=("jamba",),
-)

@@ -13,8 +13,8 @@ from ...specs.blocks.mixture_of_experts import ExpertGroups, MixtureOfExpertsCon
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ...specs.kimi_delta_attention import KimiDeltaAttentionConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
+from ..derived.experts import is_sparse_there
+from ..family import AttentionLayer
 from ..reading.decoders import (
     WrittenKeys,
     feed_forward_of,
@@ -26,52 +26,12 @@ from ..reading.decoders import (
     write_sizes,
 )
 from ..reading.model_config import ConfigFile
-from ..rows.attention import QUERY, QUERY_LATENT, Table, below, latent
-from ..rows.common import HEADS
-from ..rows.convolution import CONVOLUTION, CONVOLUTIONS, CUT
-from ..rows.decoder import (
-    APART,
-    FINAL_NORM,
-    FUSED,
-    LAYER,
-    OURS,
-    TOGETHER,
-    attention,
-    decoder,
-    feed_forward,
-    norms,
-)
-from .deepseek import is_dense, write_latent, write_shared_experts
-from .deepseek import table as latent_table
-from .mixtral import experts_rows
+from ..tables import table
+from ..tables.layers import attention_of_layer
+from .deepseek import write_latent, write_shared_experts
 
-_BOTH: Table = (
-    *(
-        Row(f"{theirs}.weight", (f"{ours}.weight",))
-        for theirs, ours in (
-            *(("q_proj", "W_query"), ("k_proj", "W_key"), ("v_proj", "W_value"), ("b_proj", "W_beta")),
-            *(("g_a_proj", "W_gate_down"), ("g_b_proj", "W_gate_up"), ("o_proj", "out_proj")),
-        )
-    ),
-    Row("o_norm.weight", ("norm.scale",)),
-)
+LAYOUT = table("hf-kimi-linear")
 
-
-def _gate(prefix: str) -> Table:
-    """Return the rows of the decay, whose names have a prefix in memory."""
-    return (
-        Row(f"{prefix}f_a_proj.weight", ("W_decay_down.weight",)),
-        Row(f"{prefix}f_b_proj.weight", ("W_decay_up.weight",)),
-        Row(f"{prefix}dt_bias", ("dt_bias",)),
-        Row(f"{prefix}A_log", ("A_log",), "(b t h c) -> b t h c", sizes={"b": 1, "t": 1, "c": 1}),
-    )
-
-
-_JOINED: Table = (*_gate("forget_gate."), CONVOLUTION)
-_APART: Table = (*_gate(""), *CONVOLUTIONS)
-
-TABLES: dict[str, Table] = {"transformers": (*_BOTH, *_JOINED), "files": (*_BOTH, *_APART)}
-"""Kimi Delta Attention by the names of `transformers` in memory, and by those of files."""
 
 _KEYS = {
     "head_dim": "linear_head_dim",
@@ -93,8 +53,7 @@ def read_delta(config: ConfigFile, layer: int) -> AttentionLayer:
         conv_size=sizes.integer("short_conv_kernel_size"),
         eps=config.positive("rms_norm_eps"),
     )
-    prefix = f"model.layers.{layer}.self_attn."
-    return AttentionLayer("KimiDeltaAttention", spec, layer, TABLES, prefix)
+    return attention_of_layer(LAYOUT, config, layer, spec)
 
 
 def read_latent(config: ConfigFile, layer: int) -> AttentionLayer:
@@ -116,8 +75,7 @@ def read_latent(config: ConfigFile, layer: int) -> AttentionLayer:
         position=None,
         dropout=config.number_or_none("attention_dropout") or 0.0,
     )
-    prefix = f"model.layers.{layer}.self_attn."
-    return AttentionLayer("MultiHeadLatentAttention", spec, layer, {"transformers": latent_table(spec)}, prefix)
+    return attention_of_layer(LAYOUT, config, layer, spec)
 
 
 def _published_kind(config: ConfigFile, layer: int) -> str:
@@ -148,7 +106,7 @@ def read_kimi_linear(config: ConfigFile, layer: int) -> AttentionLayer:
     return kinds[kind](config, layer)
 
 
-def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
     """Return a block of Kimi Linear.
 
     Raises:
@@ -158,7 +116,7 @@ def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlock
     config.refuse("moe_router_activation_func", None, "sigmoid")
     config.refuse("mla_use_nope", None, True)
     norm = read_rms_norm(config)
-    if is_dense(config, layer):
+    if not is_sparse_there(config, layer):
         return DecoderBlockConfig(attention, read_feed_forward(config), norm)
     expert = read_feed_forward(config, width="moe_intermediate_size")
     experts = MixtureOfExpertsConfig(
@@ -177,7 +135,8 @@ def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlock
     return DecoderBlockConfig(attention, experts, norm)
 
 
-def _model(config: ConfigFile) -> WrittenKeys:
+def read_model(config: ConfigFile) -> WrittenKeys:
+    """Return the rest of a model, whose head is never tied."""
     config.refuse("tie_word_embeddings", False, None)  # which transformers passes over
     return {"norm": read_rms_norm(config)}
 
@@ -219,94 +178,3 @@ _PUBLISHED = {
     "num_experts_per_tok": "num_experts_per_token",
 }
 """Key of DeepSeek V3 -> that of published files."""
-
-FAMILIES = (
-    Family(
-        ("kimi_linear",),
-        read_kimi_linear,
-        {
-            "vocab_size": 163840,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "moe_intermediate_size": 1024,
-            "num_hidden_layers": 27,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "kv_lora_rank": 512,
-            "q_lora_rank": None,
-            "qk_rope_head_dim": 64,
-            "qk_nope_head_dim": 128,
-            "v_head_dim": 128,
-            "linear_head_dim": 128,
-            "linear_num_heads": 32,
-            "linear_conv_kernel_dim": 4,
-            "attention_bias": False,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "first_k_dense_replace": 1,
-            "num_experts": 256,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 8,
-            "n_group": 1,
-            "topk_group": 1,
-            "norm_topk_prob": True,
-            "routed_scaling_factor": 2.446,
-            "tie_word_embeddings": False,
-        },
-        aliases={
-            **{one: (other,) for one, other in _PUBLISHED.items() if one != "n_routed_experts"},
-            "num_experts": ("num_local_experts",),
-        },
-        block=_block,
-        model=_model,
-        write=write_kimi_linear,
-        architecture="KimiLinearForCausalLM",
-    ),
-)
-
-
-def _delta(rows: Table, branch: str) -> list[Row]:
-    return below(rows, f"{LAYER}self_attn.", f"{OURS}linear_att.", branch=f"attention/{branch}")
-
-
-def _experts() -> list[Row]:
-    """Return rows of experts by the names of files, and by those of `transformers` in memory."""
-    apart, fused = "block_sparse_moe", "mlp"
-    return [
-        *experts_rows(),
-        *(
-            row
-            for name, branch in ((apart, APART), (fused, TOGETHER))
-            for row in (
-                Row(
-                    f"{LAYER}{name}.gate.e_score_correction_bias",
-                    (f"{OURS}ff.router.correction_bias",),
-                    branch=branch,
-                ),
-                *feed_forward(f"{name}.shared_experts", "ff.shared", branch=branch),
-            )
-        ),
-        *feed_forward(fused, branch="feed-forward/dense"),
-        *feed_forward(apart, branch="feed-forward/resaved"),
-    ]
-
-
-LAYOUT = decoder(
-    "hf-kimi-linear",
-    "transformers Kimi Linear",
-    [
-        *_delta(_BOTH, "linear|joined"),
-        *_delta(_APART, "linear"),
-        *_delta(_JOINED, "joined"),
-        *attention(QUERY, branch="attention/direct"),
-        *attention(QUERY_LATENT, branch="attention/latent"),
-        *attention(latent("num_heads", "kv_lora_rank", "qk_nope_head_dim"), branch="attention/direct|latent"),
-        *_experts(),
-        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
-        FINAL_NORM,
-    ],
-    settings={**FUSED, **HEADS, **CUT, **{name: (name,) for name in ("kv_lora_rank", "qk_nope_head_dim")}},
-    defaults={"fused": 0, "joined": 0, "resaved": 0},
-    marks=("self_attn.f_a_proj.", "self_attn.forget_gate.", "block_sparse_moe.shared_experts."),
-    model_types=("kimi_linear",),
-)

@@ -10,43 +10,19 @@ from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ...specs.gated_convolution import GatedConvolutionConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ...specs.rms_norm import RMSNormConfig
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
-from ..layout import Layout
+from ..family import AttentionLayer
 from ..reading.decoders import WrittenKeys, feed_forward_of, has_experts, write_sizes
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
-from ..rows.attention import SPLIT, Table, below
-from ..rows.decoder import APART, EXPERTS, FUSED, LAYER, OURS, attention, decoder, fused_experts, norms
-from .grouped import attention_layer, head_dim_of, read_sizes, write_heads
-
-CONVOLUTION: Table = (
-    *(
-        Row(f"in_proj.{leaf}", tuple(f"W_{name}.{leaf}" for name in ("key", "query", "value")), pattern, along="o",
-            optional=leaf == "bias")
-        for leaf, pattern in (("weight", "o i -> o i"), ("bias", "o -> o"))
-    ),
-    Row("conv.weight", ("conv1d.weight",)),
-    Row("conv.bias", ("conv1d.bias",), optional=True),
-    Row("out_proj.weight", ("out_proj.weight",)),
-    Row("out_proj.bias", ("out_proj.bias",), optional=True),
-)  # fmt: skip
-"""Rows of a gated convolution: keys, queries and values in one projection."""
-
-ATTENTION: Table = (
-    *(row for row in SPLIT if row.theirs in ("q_proj.weight", "k_proj.weight", "v_proj.weight")),
-    Row("out_proj.weight", ("out_proj.weight",)),
-    *(Row(f"{name}_layernorm.weight", (f"{name}_norm.scale",)) for name in ("q", "k")),
-)
-
-_MATRICES = (("w1", "fc1"), ("w3", "fc2"), ("w2", "fc3"))
-"""Their name of a matrix of the feed-forward layers -> ours: gate, up, down."""
+from ..tables import table
+from ..tables.layers import attention_of_layer
+from .grouped import head_dim_of, read_sizes, write_heads
 
 _SUM_EPS = 1e-6
 """Constant added to the sum of the weights of the chosen experts, whatever the config."""
 
 
-def _prepare(keys: Mapping[str, object]) -> Mapping[str, object]:
+def prepare(keys: Mapping[str, object]) -> Mapping[str, object]:
     """Return the keys under their newer names, over which the older ones of files take precedence."""
     newer = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
     if keys.get("model_type") == "lfm2_moe":
@@ -71,18 +47,18 @@ def _is_convolution(config: ConfigFile, layer: int) -> bool:
 
 def read_lfm2(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a gated convolution, or attention with norms of queries and keys."""
+    layout = table("hf-lfm2" if config.model_type == "lfm2" else "hf-lfm2-moe")
     if _is_convolution(config, layer):
         spec = GatedConvolutionConfig(
             config.integer("hidden_size"), conv_size=config.integer("conv_L_cache"), bias=config.flag("conv_bias")
         )
-        prefix = f"model.layers.{layer}.conv."
-        return AttentionLayer("GatedConvolution", spec, layer, {"transformers": CONVOLUTION}, prefix)
+        return attention_of_layer(layout, config, layer, spec)
     attention = GroupedQueryAttentionConfig(
         **{**read_sizes(config), "dropout": 0.0},  # transformers passes over attention_dropout
         qk_norm=QKNorm("head", config.positive("norm_eps")),
         position=read_rotary(config, head_dim_of(config)),
     )
-    return attention_layer(layer, attention, {"transformers": ATTENTION})
+    return attention_of_layer(layout, config, layer, attention)
 
 
 def _width(config: ConfigFile) -> int:
@@ -101,7 +77,7 @@ def _norm(config: ConfigFile) -> RMSNormConfig:
     return RMSNormConfig(config.integer("hidden_size"), config.positive("norm_eps"))
 
 
-def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
     """Return a block of LFM2, whose activation is SiLU whatever the config."""
     d_in = config.integer("hidden_size")
     layers: FeedForwardConfig | MixtureOfExpertsConfig = FeedForwardConfig(d_in, _width(config), "silu")
@@ -121,7 +97,8 @@ def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlock
     return DecoderBlockConfig(attention, layers, _norm(config))
 
 
-def _model(config: ConfigFile) -> WrittenKeys:
+def read_model(config: ConfigFile) -> WrittenKeys:
+    """Return the rest of a model: its norm, and a head that may be tied."""
     return {"norm": _norm(config), "tie": config.flag("tie_word_embeddings")}
 
 
@@ -158,98 +135,3 @@ def write_lfm2(config: DecoderConfig, model_type: str) -> WrittenKeys:
         "routed_scaling_factor": experts.router.scale,
         "use_expert_bias": experts.router.correction,
     }
-
-
-_DEFAULTS = {
-    "vocab_size": 65536,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 128000,
-    "norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "rope_theta": 1000000.0,
-    "conv_bias": False,
-    "conv_L_cache": 3,
-}
-
-_DENSE = {
-    "hidden_size": 2560,
-    "intermediate_size": 12288,
-    "block_multiple_of": 256,
-    "block_ffn_dim_multiplier": 1.0,
-    "block_auto_adjust_ff_dim": True,
-}
-
-_SPARSE = {
-    "hidden_size": 2048,
-    "intermediate_size": 7168,
-    "moe_intermediate_size": 1792,
-    "num_dense_layers": 2,
-    "num_experts": 32,
-    "num_experts_per_tok": 4,
-    "use_expert_bias": True,
-    "routed_scaling_factor": 1.0,
-    "norm_topk_prob": True,
-}
-
-FAMILIES = tuple(
-    Family(
-        (name,),
-        read_lfm2,
-        {**_DEFAULTS, **defaults},
-        block=_block,
-        model=_model,
-        write=write_lfm2,
-        architecture=architecture,
-        prepare=_prepare,
-    )
-    for name, architecture, defaults in (
-        ("lfm2", "Lfm2ForCausalLM", _DENSE),
-        ("lfm2_moe", "Lfm2MoeForCausalLM", _SPARSE),
-    )
-)
-
-
-def _gated(theirs: str, ours: str, branch: str = "") -> list[Row]:
-    """Return rows of gated feed-forward layers."""
-    return [
-        Row(f"{LAYER}{theirs}.{name}.weight", (f"{OURS}{ours}.{fc}.weight",), branch=branch) for name, fc in _MATRICES
-    ]
-
-
-def _layout(name: str, title: str, layers: list[Row], *, sparse: bool = False) -> Layout:
-    """Return the layout of a model with these rows of feed-forward layers."""
-    return decoder(
-        f"hf-{name.replace('_', '-')}",
-        f"transformers {title}",
-        [
-            *below(CONVOLUTION, f"{LAYER}conv.", f"{OURS}linear_att.", branch="attention/convolution"),
-            *attention(ATTENTION, branch="attention/full"),
-            *layers,
-            *norms(norm1="operator_norm", norm2="ffn_norm"),
-            Row("{prefix}embedding_norm.weight", ("final_norm.scale",)),
-        ],
-        settings=FUSED if sparse else {},
-        defaults={"fused": 0} if sparse else {},
-        marks=("feed_forward.gate.",) if sparse else (),
-        model_types=(name,),
-    )
-
-
-LAYOUTS = (
-    _layout("lfm2", "LFM2", _gated("feed_forward", "ff")),
-    _layout(
-        "lfm2_moe",
-        "LFM2 with experts",
-        [
-            *_gated("feed_forward.experts.{j}", "ff.experts.{j}", APART),
-            *fused_experts("feed_forward"),
-            Row(f"{LAYER}feed_forward.gate.weight", (f"{OURS}ff.router.weight",), branch=EXPERTS),
-            Row(f"{LAYER}feed_forward.expert_bias", (f"{OURS}ff.router.correction_bias",), optional=True,
-                branch=EXPERTS),
-            *_gated("feed_forward", "ff", "feed-forward/dense"),
-        ],
-        sparse=True,
-    ),
-)  # fmt: skip

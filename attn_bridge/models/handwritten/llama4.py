@@ -11,8 +11,7 @@ from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
+from ..family import AttentionLayer
 from ..reading.decoders import (
     WrittenKeys,
     attention_of,
@@ -26,16 +25,16 @@ from ..reading.decoders import (
 )
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
-from ..rows.attention import SPLIT
-from ..rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, feed_forward, norms
-from .grouped import attention_layer, head_dim_of, is_rotated, read_sizes, write_heads
+from ..tables import table
+from ..tables.layers import attention_of_layer
+from .grouped import head_dim_of, is_rotated, read_sizes, write_heads
+
+LAYOUT = table("hf-llama4")
 
 _KINDS = ("full_attention", "chunked_attention")
 """Names of a layer's kind: without and with chunks."""
 
 _ROUTER = Router("sigmoid", normalise=False, corrects="logits")
-_FEED_FORWARD = "feed_forward"
-_EXPERTS, _DENSE = "feed-forward/experts", "feed-forward/dense"
 
 
 def read_llama4(config: ConfigFile, layer: int) -> AttentionLayer:
@@ -52,7 +51,7 @@ def read_llama4(config: ConfigFile, layer: int) -> AttentionLayer:
         mask=_mask(config, layer, config.layer_type(layer, _KINDS[turns])),
         temperature=Temperature(config.number("attn_scale"), config.integer("floor_scale"), 1) if tuned else None,
     )
-    return attention_layer(layer, spec, {"transformers": SPLIT})
+    return attention_of_layer(LAYOUT, config, layer, spec)
 
 
 def _mask(config: ConfigFile, layer: int, kind: str) -> Mask:
@@ -63,7 +62,7 @@ def _mask(config: ConfigFile, layer: int, kind: str) -> Mask:
     return chunked(size) if kind == _KINDS[True] else causal()
 
 
-def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
     """Return a block: experts, and layers of the same width for every token, or wider dense layers."""
     norm, expert = read_rms_norm(config), read_feed_forward(config)
     if layer not in _sparse_layers(config):
@@ -114,70 +113,3 @@ def write_llama4(config: DecoderConfig, model_type: str) -> WrittenKeys:
         keys |= write_feed_forward(experts.expert)
         keys |= {"num_local_experts": experts.num_experts, "num_experts_per_tok": experts.top_k}
     return keys
-
-
-FAMILIES = (
-    Family(
-        ("llama4_text",),
-        read_llama4,
-        {
-            "vocab_size": 202048,
-            "hidden_size": 5120,
-            "intermediate_size": 8192,
-            "intermediate_size_mlp": 16384,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 40,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "num_experts_per_tok": 1,
-            "num_local_experts": 16,
-            "interleave_moe_layer_step": 1,
-            "use_qk_norm": True,
-            "no_rope_layer_interval": 4,
-            "attention_chunk_size": 8192,
-            "attn_temperature_tuning": True,
-            "floor_scale": 8192,
-            "attn_scale": 0.1,
-        },
-        block=_block,
-        write=write_llama4,
-        architecture="Llama4ForCausalLM",
-    ),
-)
-
-
-def _experts() -> list[Row]:
-    """Return rows of router, shared layers, and the two tensors that hold all experts of a layer."""
-    theirs, expert = f"{LAYER}{_FEED_FORWARD}.", f"{OURS}ff.experts.{{j}}."
-    gates_and_ups = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
-    down = (f"{expert}fc3.weight",)
-    return [
-        Row(f"{theirs}router.weight", (f"{OURS}ff.router.weight",), branch=_EXPERTS),
-        Row(
-            f"{theirs}experts.gate_up_proj",
-            gates_and_ups,
-            "o i -> e i (part o)",
-            part="part",
-            stack="e",
-            branch=_EXPERTS,
-        ),
-        Row(f"{theirs}experts.down_proj", down, "o i -> e i o", stack="e", branch=_EXPERTS),
-        *feed_forward(f"{_FEED_FORWARD}.shared_expert", "ff.shared", branch=_EXPERTS),
-    ]
-
-
-LAYOUT = decoder(
-    "hf-llama4",
-    "transformers Llama 4, of a multimodal one the text model",
-    [
-        *attention(SPLIT),
-        *_experts(),
-        *feed_forward(_FEED_FORWARD, branch=_DENSE),
-        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
-        FINAL_NORM,
-    ],
-    model_types=("llama4", "llama4_text"),
-)

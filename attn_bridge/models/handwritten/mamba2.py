@@ -11,55 +11,13 @@ from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.mamba2 import Mamba2Config
 from ...specs.rms_norm import RMSNormConfig
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
-from ..layout import Layout
-from ..reading.decoders import WrittenKeys, attention_of, read_llama_block, write_llama_decoder, write_sizes
+from ..family import AttentionLayer
+from ..reading.decoders import WrittenKeys, attention_of, write_llama_decoder, write_sizes
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
-from ..rows.attention import SPLIT, Size, Table, below
-from ..rows.common import TIE
-from ..rows.decoder import LAYER, OURS, attention, decoder, feed_forward, norms
-from .grouped import attention_layer, head_dim_of, read_sizes, write_heads
-
-PROJECTIONS = ("W_gate", "W_value", "W_key", "W_query", "W_step")
-"""Our names of the parts of ``in_proj``, in their order there."""
-
-SIZES = {
-    "mamba_groups": ("mamba_n_groups", "n_groups"),
-    "mamba_state": ("mamba_d_state", "state_size", "ssm_state_size"),
-    "mamba_heads": ("mamba_n_heads", "mamba_num_heads", "num_heads"),
-}
-"""Settings of whole models for the parts of ``in_proj`` -> keys of a config.json."""
-
-
-def table(key_width: Size = "mamba_groups*mamba_state", heads: Size = "mamba_heads", *, has_norm: bool = True) -> Table:
-    """Return the rows of a layer: gate, value, key, query and steps of all heads in one projection.
-
-    Args:
-        key_width: width of a query, and of a key, over all groups.
-        heads: number of heads.
-        has_norm: whether every layer has a norm.
-    """
-    return (
-        *(
-            Row(
-                f"in_proj.{leaf}",
-                tuple(f"{name}.{leaf}" for name in PROJECTIONS),
-                pattern,
-                along="o",
-                split=("...", "...", key_width, key_width, heads),
-                optional=leaf == "bias",
-            )
-            for leaf, pattern in (("weight", "o i -> o i"), ("bias", "o -> o"))
-        ),
-        Row("conv1d.weight", ("conv1d.weight",)),
-        Row("conv1d.bias", ("conv1d.bias",), optional=True),
-        *(Row(name, (name,)) for name in ("dt_bias", "A_log", "D")),
-        Row("norm.weight", ("norm.scale",), optional=not has_norm),
-        Row("out_proj.weight", ("out_proj.weight",)),
-        Row("out_proj.bias", ("out_proj.bias",), optional=True),
-    )
+from ..tables import table
+from ..tables.layers import attention_of_layer
+from .grouped import head_dim_of, read_sizes, write_heads
 
 
 def _limits(config: ConfigFile) -> WrittenKeys:
@@ -123,12 +81,6 @@ MAMBA2 = Keys("num_heads", "head_dim", "expand", "state_size", "n_groups", "conv
               "layer_norm_epsilon")  # fmt: skip
 
 
-def read_layer(config: ConfigFile, layer: int, prefix: str, keys: Keys) -> AttentionLayer:
-    """Return a layer of Mamba-2, whose tensors have names with this prefix."""
-    spec = read_config(config, keys)
-    return AttentionLayer("Mamba2", spec, layer, {"transformers": table(spec.key_width, spec.num_heads)}, prefix)
-
-
 def read_config(config: ConfigFile, keys: Keys) -> Mamba2Config:
     """Return the config of a layer of Mamba-2."""
     config.refuse(keys.activation, "silu", "swish")
@@ -156,7 +108,7 @@ def read_config(config: ConfigFile, keys: Keys) -> Mamba2Config:
 
 
 def write_layer(config: DecoderConfig, keys: Keys) -> WrittenKeys:
-    """Return the keys that `read_layer` reads, of the first layer of Mamba-2.
+    """Return the keys that `read_config` reads, of the first layer of Mamba-2.
 
     Raises:
         ValueError: no layer of the model is one, or the width of its heads does not fit.
@@ -196,19 +148,20 @@ def write_keys(layer: Mamba2Config, keys: Keys) -> WrittenKeys:
 
 def read_mamba2(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Mamba-2."""
-    return read_layer(config, layer, f"backbone.layers.{layer}.mixer.", MAMBA2)
+    return attention_of_layer(table("hf-mamba2"), config, layer, read_config(config, MAMBA2))
 
 
 def _mamba2_norm(config: ConfigFile) -> RMSNormConfig:
     return RMSNormConfig(config.integer("hidden_size"), config.positive("layer_norm_epsilon"))
 
 
-def _mamba2_block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
+def read_mamba2_block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
     """Return a block of Mamba-2, which has no feed-forward layers."""
     return DecoderBlockConfig(attention, None, _mamba2_norm(config))
 
 
-def _mamba2_model(config: ConfigFile) -> WrittenKeys:
+def read_mamba2_model(config: ConfigFile) -> WrittenKeys:
+    """Return the rest of a model: its norm, and a head that may be tied."""
     return {"norm": _mamba2_norm(config), "tie": config.flag("tie_word_embeddings")}
 
 
@@ -217,6 +170,8 @@ def write_mamba2(config: DecoderConfig, model_type: str) -> WrittenKeys:
     return {**write_sizes(config), **write_layer(config, MAMBA2), "hidden_act": "silu"}
 
 
+BAMBA = table("hf-bamba")
+
 _PARTIAL = 0.5
 """Rotated part of a head in Bamba, whatever ``partial_rotary_factor`` is."""
 
@@ -224,13 +179,13 @@ _PARTIAL = 0.5
 def read_bamba(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Bamba: attention where ``attn_layer_indices`` names it, else Mamba-2."""
     if layer not in (config.get("attn_layer_indices") or ()):
-        return read_layer(config, layer, f"model.layers.{layer}.mamba.", Keys())
+        return attention_of_layer(BAMBA, config, layer, read_config(config, Keys()))
     bias = config.flag("attention_bias")
     keys = {**config.given, "partial_rotary_factor": _PARTIAL}
     half = config.with_given(keys)
     position = read_rotary(half, head_dim_of(config), partial=True)
     spec = GroupedQueryAttentionConfig(**read_sizes(config), qkv_bias=bias, out_bias=bias, position=position)
-    return attention_layer(layer, spec, {"transformers": SPLIT})
+    return attention_of_layer(BAMBA, config, layer, spec)
 
 
 def write_bamba(config: DecoderConfig, model_type: str) -> WrittenKeys:
@@ -253,93 +208,3 @@ def write_bamba(config: DecoderConfig, model_type: str) -> WrittenKeys:
         **rotary,
         "attention_bias": attention.qkv_bias,
     }
-
-
-FAMILIES = (
-    Family(
-        ("mamba2",),
-        read_mamba2,
-        {
-            "vocab_size": 32768,
-            "hidden_act": "silu",
-            "hidden_size": 4096,
-            "num_hidden_layers": 64,
-            "num_heads": 128,
-            "head_dim": 64,
-            "expand": 2,
-            "state_size": 128,
-            "n_groups": 8,
-            "conv_kernel": 4,
-            "use_conv_bias": True,
-            "use_bias": False,
-            "layer_norm_epsilon": 1e-5,
-            "tie_word_embeddings": False,
-        },
-        block=_mamba2_block,
-        model=_mamba2_model,
-        write=write_mamba2,
-        architecture="Mamba2ForCausalLM",
-    ),
-    Family(
-        ("bamba",),
-        read_bamba,
-        {
-            "vocab_size": 128000,
-            "hidden_act": "silu",
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "attention_bias": False,
-            "max_position_embeddings": 262144,
-            "rms_norm_eps": 1e-5,
-            "mamba_n_heads": 128,
-            "mamba_d_head": "auto",
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
-            "mlp_bias": False,
-            "tie_word_embeddings": False,
-        },
-        block=read_llama_block,
-        write=write_bamba,
-        architecture="BambaForCausalLM",
-    ),
-)
-
-
-LAYOUTS = (
-    Layout(
-        "hf-mamba2",
-        "transformers Mamba-2",
-        [
-            Row("{prefix}embeddings.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
-            Row("lm_head.weight", ("out_head.weight",), optional=True),
-            *below(table(), f"{LAYER}mixer.", f"{OURS}linear_att."),
-            *norms(norm1="norm"),
-            Row("{prefix}norm_f.weight", ("final_norm.scale",)),
-        ],
-        prefixes=("backbone.", ""),
-        settings={**TIE, **SIZES},
-        defaults={"tie": 0},
-        whole=True,
-        model_types=("mamba2",),
-    ),
-    decoder(
-        "hf-bamba",
-        "transformers Bamba",
-        [
-            *below(table(), f"{LAYER}mamba.", f"{OURS}linear_att.", branch="attention/linear"),
-            *attention(SPLIT, branch="attention/full"),
-            *feed_forward("feed_forward", bias=True),
-            *norms(norm1="input_layernorm", norm2="pre_ff_layernorm"),
-            Row("{prefix}final_layernorm.weight", ("final_norm.scale",)),
-        ],
-        settings=SIZES,
-        model_types=("bamba",),
-    ),
-)

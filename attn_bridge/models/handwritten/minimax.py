@@ -6,37 +6,29 @@ Outputs of attention and experts are added to the output of the norm before them
 from __future__ import annotations
 
 from ...specs.base import DERIVED
+from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.lightning_attention import LightningAttentionConfig, layer_decay_rates
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
-from ..reading.decoders import WrittenKeys, attention_of, read_rms_norm, write_rms_norm, write_sizes
+from ..family import AttentionLayer
+from ..reading.decoders import (
+    WrittenKeys,
+    attention_of,
+    feed_forward_of,
+    read_feed_forward,
+    read_rms_norm,
+    write_feed_forward,
+    write_rms_norm,
+    write_sizes,
+)
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
-from ..rows.attention import SPLIT, Size, Table, below, interleaved_rotary
-from ..rows.common import HEADS
-from ..rows.decoder import FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, norms
-from .grouped import KINDS, attention_layer, head_dim_of, mask_of, read_sizes, window_of, write_heads
-from .mixtral import experts_rows, read_experts, write_experts
+from ..rows.attention import interleaved_rotary
+from ..tables import table
+from ..tables.layers import attention_of_layer
+from .grouped import KINDS, head_dim_of, mask_of, read_sizes, window_of, write_heads
 
-
-def table(num_heads: Size) -> Table:
-    """Return the rows of a lightning layer: of each head its query, its key and its value in one projection."""
-    computed = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
-    return (
-        Row(
-            "qkv_proj.weight",
-            ("W_query.weight", "W_key.weight", "W_value.weight"),
-            "(h c) i -> (h part c) i",
-            part="part",
-            sizes={"h": num_heads},
-        ),
-        Row("output_gate.weight", ("W_gate.weight",)),
-        Row("norm.weight", ("norm.scale",)),
-        Row("out_proj.weight", ("out_proj.weight",)),
-        *(Row(name, reason="decays, which follow from the config") for name in computed),
-    )
+LAYOUT = table("hf-minimax")
 
 
 def read_lightning(config: ConfigFile, layer: int) -> AttentionLayer:
@@ -52,8 +44,7 @@ def read_lightning(config: ConfigFile, layer: int) -> AttentionLayer:
         head_dim=config.integer_or_none("head_dim") or DERIVED,
         decay_rates=layer_decay_rates(heads, layer, config.integer("num_hidden_layers")),
     )
-    prefix = f"model.layers.{layer}.self_attn."
-    return AttentionLayer("LightningAttention", spec, layer, {"transformers": table(heads)}, prefix)
+    return attention_of_layer(LAYOUT, config, layer, spec)
 
 
 def read_full(config: ConfigFile, layer: int) -> AttentionLayer:
@@ -65,7 +56,7 @@ def read_full(config: ConfigFile, layer: int) -> AttentionLayer:
         mask=mask_of(config, layer, kind),
     )
     meta = interleaved_rotary(spec.num_heads, spec.num_kv_heads or spec.num_heads)
-    return attention_layer(layer, spec, {"transformers": SPLIT, "meta": meta})
+    return attention_of_layer(LAYOUT, config, layer, spec, libraries={"meta": meta})
 
 
 def read_minimax(config: ConfigFile, layer: int) -> AttentionLayer:
@@ -82,7 +73,7 @@ def _kind(config: ConfigFile, layer: int) -> str:
     return config.layer_type(layer, "linear_attention" if layer % 2 else "full_attention")
 
 
-def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
     """Return a block of MiniMax-01.
 
     Raises:
@@ -93,7 +84,9 @@ def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlock
     config.refuse(f"{kind}_attn_beta_factor", scale)
     return DecoderBlockConfig(
         attention,
-        read_experts(config),
+        MixtureOfExpertsConfig(
+            read_feed_forward(config), config.integer("num_local_experts"), config.integer("num_experts_per_tok")
+        ),
         read_rms_norm(config),
         norms="stream",
         residual_scale=scale,
@@ -105,11 +98,13 @@ def write_minimax(config: DecoderConfig, model_type: str) -> WrittenKeys:
     """Return the keys of MiniMax-01."""
     names = {GroupedQueryAttentionConfig: "full", LightningAttentionConfig: "linear"}
     kinds = [names.get(type(block.attention), "") for block in config.blocks]
-    first = config.blocks[0]
+    first, experts = config.blocks[0], feed_forward_of(config, MixtureOfExpertsConfig)
     keys: WrittenKeys = {
         **write_sizes(config),
         **write_rms_norm(config),
-        **write_experts(config),
+        **write_feed_forward(experts.expert),
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
         "layer_types": [f"{kind}_attention" for kind in kinds],
         "mlp_alpha_factor": first.stream_scales[1],
         "mlp_beta_factor": first.residual_scale,
@@ -126,47 +121,3 @@ def write_minimax(config: DecoderConfig, model_type: str) -> WrittenKeys:
         return {**keys, **write_heads(full), **rotary, "sliding_window": window_of(full.mask)}
     lightning = attention_of(config, LightningAttentionConfig)
     return {**keys, "num_attention_heads": lightning.num_heads, "head_dim": lightning.head_dim}
-
-
-FAMILIES = (
-    Family(
-        ("minimax",),
-        read_minimax,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1000000.0,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "tie_word_embeddings": False,
-            **{f"{kind}_{one}_factor": 1 for kind in ("full_attn", "linear_attn", "mlp") for one in ("alpha", "beta")},
-        },
-        block=_block,
-        write=write_minimax,
-        architecture="MiniMaxForCausalLM",
-    ),
-)
-
-
-LAYOUT = decoder(
-    "hf-minimax",
-    "transformers MiniMax-01",
-    [
-        *below(table("num_heads"), f"{LAYER}self_attn.", f"{OURS}linear_att.", branch="attention/linear"),
-        *attention(SPLIT, branch="attention/full"),
-        *experts_rows(),
-        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
-        FINAL_NORM,
-    ],
-    settings={**FUSED, **HEADS},
-    defaults={"fused": 0},
-    marks=("self_attn.qkv_proj.",),
-    model_types=("minimax",),
-)

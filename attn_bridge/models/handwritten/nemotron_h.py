@@ -10,15 +10,15 @@ from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.mamba2 import Mamba2Config
 from ...specs.rms_norm import RMSNormConfig
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
-from ..layout import Layout
+from ..family import AttentionLayer
 from ..reading.decoders import NAMES, WrittenKeys, activation_of, feed_forward_of, write_sizes
 from ..reading.model_config import ConfigFile
-from ..rows.attention import SPLIT, below
-from ..rows.decoder import FURTHER_ROWS, LAYER, OURS, QUANTISED, norms
-from .grouped import attention_layer, read_sizes, write_heads
-from .mamba2 import SIZES, Keys, read_layer, table, write_layer
+from ..tables import table
+from ..tables.layers import attention_of_layer
+from .grouped import read_sizes, write_heads
+from .mamba2 import Keys, read_config, write_layer
+
+LAYOUT = table("hf-nemotron-h")
 
 _KEYS = Keys(
     heads="mamba_num_heads",
@@ -34,14 +34,12 @@ _KEYS = Keys(
     activation="mamba_hidden_act",
 )
 
-_ATTENTION = tuple(row for row in SPLIT if row.theirs.endswith("_proj.weight"))
-"""Rows of attention, which has neither biases nor norms."""
 
 _KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 """Letter of ``hybrid_override_pattern`` -> kind of a layer."""
 
 
-def _prepare(keys: Mapping[str, object]) -> Mapping[str, object]:
+def prepare(keys: Mapping[str, object]) -> Mapping[str, object]:
     """Return the keys with the kinds of the layers in ``layer_types``, and their number, which files may lack.
 
     Raises:
@@ -68,7 +66,7 @@ def _kind(config: ConfigFile, layer: int) -> str:
     return "linear_attention" if kind == "mamba" else kind  # as older files call it
 
 
-def _attends(config: ConfigFile, layer: int) -> bool:
+def attends(config: ConfigFile, layer: int) -> bool:
     """Return whether a layer is Mamba-2 or attention.
 
     Raises:
@@ -91,20 +89,19 @@ def read_nemotron_h(config: ConfigFile, layer: int) -> AttentionLayer:
     Raises:
         ValueError: the layer has neither.
     """
-    prefix = f"backbone.layers.{layer}.mixer."
-    if not _attends(config, layer):
+    if not attends(config, layer):
         raise ValueError(f"layer {layer} of {config.model_type} is of type mlp, which has no attention")
     if _kind(config, layer) == "linear_attention":
-        return read_layer(config, layer, prefix, _KEYS)
+        return attention_of_layer(LAYOUT, config, layer, read_config(config, _KEYS))
     spec = GroupedQueryAttentionConfig(**read_sizes(config), position=None)
-    return attention_layer(layer, spec, {"transformers": _ATTENTION}, prefix)
+    return attention_of_layer(LAYOUT, config, layer, spec)
 
 
 def _norm(config: ConfigFile) -> RMSNormConfig:
     return RMSNormConfig(config.integer("hidden_size"), config.positive("layer_norm_epsilon"))
 
 
-def _block(config: ConfigFile, layer: int, attention: Attention | None) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: Attention | None) -> DecoderBlockConfig:
     """Return a block of Nemotron-H: a norm, and one mixer or feed-forward layers."""
     if attention is not None:
         return DecoderBlockConfig(attention, None, _norm(config))
@@ -118,7 +115,8 @@ def _block(config: ConfigFile, layer: int, attention: Attention | None) -> Decod
     return DecoderBlockConfig(None, layers, _norm(config))
 
 
-def _model(config: ConfigFile) -> WrittenKeys:
+def read_model(config: ConfigFile) -> WrittenKeys:
+    """Return the rest of a model, whose head is never tied."""
     config.refuse("tie_word_embeddings", False, None)  # transformers has no such head
     return {"norm": _norm(config)}
 
@@ -145,71 +143,3 @@ def write_nemotron_h(config: DecoderConfig, model_type: str) -> WrittenKeys:
             "mlp_bias": layers.bias,
         }
     return {**keys, "mamba_hidden_act": "silu"}
-
-
-FAMILIES = (
-    Family(
-        ("nemotron_h",),
-        read_nemotron_h,
-        {
-            "vocab_size": 131072,
-            "hidden_size": 4096,
-            "intermediate_size": 21504,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "mlp_hidden_act": "relu2",
-            "mlp_bias": False,
-            "ssm_state_size": 128,
-            "mamba_num_heads": 128,
-            "mamba_head_dim": 64,
-            "mamba_hidden_act": "silu",
-            "n_groups": 8,
-            "conv_kernel": 4,
-            "use_conv_bias": True,
-            "use_bias": False,
-            "time_step_min": 0.001,
-            "layer_norm_epsilon": 1e-5,
-            "tie_word_embeddings": False,
-        },
-        aliases={
-            "n_groups": ("mamba_n_groups",),
-            "conv_kernel": ("mamba_d_conv",),
-            "use_conv_bias": ("mamba_conv_bias",),
-            "time_step_min": ("mamba_dt_min",),
-        },
-        block=_block,
-        model=_model,
-        write=write_nemotron_h,
-        architecture="NemotronHForCausalLM",
-        attends=_attends,
-        prepare=_prepare,
-    ),
-)
-
-
-LAYOUT = Layout(
-    "hf-nemotron-h",
-    "transformers Nemotron-H",
-    [
-        Row("{prefix}embeddings.weight", ("tok_emb.weight",)),
-        Row("lm_head.weight", ("out_head.weight",)),
-        *below(table(), f"{LAYER}mixer.", f"{OURS}linear_att.", branch="mixer/linear"),
-        *below(_ATTENTION, f"{LAYER}mixer.", f"{OURS}att.", branch="mixer/full"),
-        *(
-            Row(f"{LAYER}mixer.{name}.{leaf}", (f"{OURS}ff.layers.{number}.{leaf}",), optional=leaf == "bias",
-                branch="mixer/feed-forward")
-            for number, name in ((0, "up_proj"), (2, "down_proj"))
-            for leaf in ("weight", "bias")
-        ),
-        *norms(norm1="norm"),
-        Row("{prefix}norm_f.weight", ("final_norm.scale",)),
-        *FURTHER_ROWS,
-    ],
-    prefixes=("backbone.", "model.", ""),
-    settings={**SIZES, "mamba_state": ("ssm_state_size",), "mamba_groups": ("n_groups", "mamba_n_groups")},
-    refused=QUANTISED,
-    whole=True,
-    marks=("mixer.up_proj.", "mixer.q_proj."),  # layers of Mamba-2 alone are a model of Mamba-2
-    model_types=("nemotron_h",),
-)  # fmt: skip

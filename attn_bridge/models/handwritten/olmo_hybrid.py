@@ -5,37 +5,19 @@ Norms are before the sublayers of a delta net's block, and after those of attent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig, Norms
 from ...specs.gated_delta_net import GatedDeltaNetConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ...specs.position import Rotary
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
+from ..family import AttentionLayer
 from ..reading.decoders import WrittenKeys, read_feed_forward, read_rms_norm, write_llama_decoder
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
-from ..rows.attention import SPLIT, Table, below
-from ..rows.convolution import CONVOLUTION, CONVOLUTIONS, CUT
-from ..rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, feed_forward
-from .grouped import attention_layer, head_dim_of, read_sizes, write_heads
+from ..tables import table
+from ..tables.layers import attention_of_layer
+from .grouped import head_dim_of, read_sizes, write_heads
 
-_DELTA: Table = (
-    *(
-        Row(f"{theirs}_proj.weight", (f"{ours}.weight",))
-        for theirs, ours in (
-            *(("q", "W_query"), ("k", "W_key"), ("v", "W_value"), ("g", "W_gate")),
-            *(("b", "W_beta"), ("a", "W_alpha"), ("o", "out_proj")),
-        )
-    ),
-    Row("dt_bias", ("dt_bias",)),
-    Row("A_log", ("A_log",)),
-    Row("o_norm.weight", ("norm.scale",)),
-)
-
-_TABLES: dict[str, Table] = {"transformers": (*_DELTA, CONVOLUTION), "files": (*_DELTA, *CONVOLUTIONS)}
-"""The delta net by the names of `transformers` in memory, and by those of files."""
+LAYOUT = table("hf-olmo-hybrid")
 
 _EPS = 1e-5
 """Constant of the norm behind the heads, whatever the config."""
@@ -78,7 +60,7 @@ def read_olmo_hybrid(config: ConfigFile, layer: int) -> AttentionLayer:
         position=_position(config),
         qk_norm=QKNorm("full", config.positive("rms_norm_eps")),
     )
-    return attention_layer(layer, spec, {"transformers": SPLIT})
+    return attention_of_layer(LAYOUT, config, layer, spec)
 
 
 def _read_delta(config: ConfigFile, layer: int) -> AttentionLayer:
@@ -97,10 +79,10 @@ def _read_delta(config: ConfigFile, layer: int) -> AttentionLayer:
         eps=_EPS,
         negative=config.flag("linear_allow_neg_eigval"),
     )
-    return AttentionLayer("GatedDeltaNet", spec, layer, _TABLES, f"model.layers.{layer}.linear_attn.")
+    return attention_of_layer(LAYOUT, config, layer, spec)
 
 
-def _block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
     """Return a block, whose norms are where its kind has them."""
     norms: Norms = "pre" if isinstance(attention, GatedDeltaNetConfig) else "post"
     return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config), norms=norms)
@@ -132,60 +114,3 @@ def write_olmo_hybrid(config: DecoderConfig, model_type: str) -> WrittenKeys:
     if len({*keys["layer_types"]}) < 2:
         raise ValueError("blocks of one kind alone are no model there")
     return keys
-
-
-def _norms(names: Mapping[str, str], branch: str) -> list[Row]:
-    return [
-        Row(f"{LAYER}{theirs}.weight", (f"{OURS}{ours}.scale",), branch=f"attention/{branch}")
-        for theirs, ours in names.items()
-    ]
-
-
-FAMILIES = (
-    Family(
-        ("olmo_hybrid",),
-        read_olmo_hybrid,
-        {
-            "vocab_size": 100352,
-            "hidden_size": 3840,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 30,
-            "hidden_act": "silu",
-            "max_position_embeddings": 65536,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "linear_conv_kernel_dim": 4,
-            "linear_allow_neg_eigval": True,
-        },
-        block=_block,
-        write=write_olmo_hybrid,
-        architecture="OlmoHybridForCausalLM",
-    ),
-)
-
-_LINEAR = f"{LAYER}linear_attn.", f"{OURS}linear_att."
-
-LAYOUT = decoder(
-    "hf-olmo-hybrid",
-    "transformers OLMo hybrid",
-    [
-        *below(_DELTA, *_LINEAR, branch="attention/linear|joined"),
-        *below(CONVOLUTIONS, *_LINEAR, branch="attention/linear"),
-        *below([CONVOLUTION], *_LINEAR, branch="attention/joined"),
-        *attention(SPLIT, required=("q_norm", "k_norm"), branch="attention/full|resaved"),
-        *feed_forward(),
-        *_norms({"attention_layer_norm": "norm1", "feedforward_layer_norm": "norm2"}, "linear"),
-        *_norms({"input_layernorm": "norm1", "post_attention_layernorm": "norm2"}, "joined"),
-        *_norms({"post_attention_layernorm": "post_norm1"}, "full"),
-        *_norms({"feedforward_layer_norm": "post_norm1"}, "resaved"),
-        *_norms({"post_feedforward_layernorm": "post_norm2"}, "full|resaved"),
-        FINAL_NORM,
-    ],
-    settings=CUT,
-    defaults={"joined": 0, "resaved": 0},
-    marks=("linear_attn.",),
-    model_types=("olmo_hybrid",),
-)
-"""Where `transformers` saves a model, it renames a norm of attention's blocks as well."""

@@ -18,13 +18,10 @@ from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.position import RelativeBias
 from ...specs.rms_norm import RMSNormConfig
 from ...weights.rows import Row
-from ..family import AttentionLayer, Family
-from ..layout import Layout
+from ..family import AttentionLayer
 from ..reading.decoders import ACTIVATIONS, MAX_LAYERS, NAMES, activation_of
 from ..reading.model_config import ConfigFile
-from ..rows.attention import Table, below
-from ..rows.common import TIE
-from .grouped import attention_layer
+from ..rows.attention import Table
 
 PROJECTIONS: Table = tuple(
     Row(f"{theirs}.weight", (f"{ours}.weight",))
@@ -56,7 +53,8 @@ def read_umt5(config: ConfigFile, layer: int) -> AttentionLayer:
     is_decoder = config.flag("is_decoder")
     side = "decoder" if is_decoder else "encoder"
     prefix = f"{side}.block.{layer}.layer.0.SelfAttention."
-    return attention_layer(layer, _attention(config, is_decoder=is_decoder), {"transformers": TABLE}, prefix)
+    spec = _attention(config, is_decoder=is_decoder)
+    return AttentionLayer("GroupedQueryAttention", spec, layer, {"transformers": TABLE}, prefix)
 
 
 def read_t5(config: ConfigFile, layer: int) -> AttentionLayer:
@@ -151,93 +149,3 @@ def write_pair(config: EncoderDecoderConfig, model_type: str) -> dict[str, Any]:
         "decoder_start_token_id": None,
         **({"scale_decoder_outputs": config.logit_scale != 1.0} if model_type == "t5" else {}),
     }
-
-
-COMMON = {
-    "vocab_size": 250112,
-    "d_model": 512,
-    "d_kv": 64,
-    "d_ff": 1024,
-    "num_heads": 6,
-    "num_layers": 8,
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "dropout_rate": 0.1,
-    "layer_norm_epsilon": 1e-6,
-    "feed_forward_proj": "gated-gelu",
-}
-T5 = {"vocab_size": 32128, "d_ff": 2048, "num_heads": 8, "num_layers": 6, "feed_forward_proj": "relu"}
-
-FAMILIES = tuple(
-    Family(
-        (kind,),
-        read,
-        {**COMMON, **changes},
-        depth="num_layers",
-        pair=read_pair,
-        write=write_pair,
-        architecture=f"{name}ForConditionalGeneration",
-    )
-    for kind, name, read, changes in (
-        ("t5", "T5", read_t5, T5),
-        ("mt5", "MT5", read_t5, {}),
-        ("umt5", "UMT5", read_umt5, {}),
-    )
-)
-
-
-def _rows(side: str) -> list[Row]:
-    """Return the rows of one side, whose blocks are lists of sublayers."""
-    block, ours, last = f"{side}.block.{{i}}.layer.", f"{side}.trf_blocks.{{i}}.", 1 + (side == "decoder")
-    cross = [
-        *below(PROJECTIONS, f"{block}1.EncDecAttention.", f"{ours}cross_att."),
-        Row(
-            f"{block}1.EncDecAttention.relative_attention_bias.weight",
-            reason="a table of old files, which transformers does not read",
-        ),
-    ]
-    dense = {
-        "plain": {"wi": "layers.0", "wo": "layers.2"},
-        "gated": {"wi_0": "fc1", "wi_1": "fc2", "wo": "fc3"},
-    }
-    return [
-        *below(PROJECTIONS, f"{block}0.SelfAttention.", f"{ours}att."),
-        *(cross if side == "decoder" else ()),
-        *(
-            Row(f"{block}{last}.DenseReluDense.{name}.weight", (f"{ours}ff.{our}.weight",), branch=f"ff/{kind}")
-            for kind, names in dense.items()
-            for name, our in names.items()
-        ),
-        *(Row(f"{block}{at}.layer_norm.weight", (f"{ours}norm{at + 1}.scale",)) for at in range(last + 1)),
-        Row(f"{side}.final_layer_norm.weight", (f"{side}.final_norm.scale",)),
-        Row(
-            f"{side}.embed_tokens.weight",
-            reason="the shared table again",
-            copy_of="shared.weight",
-        ),
-    ]
-
-
-def _layout(name: str, title: str, number: str, *model_types: str) -> Layout:
-    """Return a layout in which the blocks of that number, or every block ``{i}``, have tables of biases."""
-    tables = [
-        Row(
-            f"{side}.block.{number}.layer.0.SelfAttention.relative_attention_bias.weight",
-            (f"{side}.trf_blocks.{number}.att.relative_bias",),
-        )
-        for side in ("encoder", "decoder")
-    ]
-    shared = Row(
-        "shared.weight",
-        ("tok_emb.weight",),
-        tied=("encoder.tok_emb.weight", "decoder.tok_emb.weight", "out_head.weight"),
-    )
-    head = Row("lm_head.weight", ("out_head.weight",), optional=True)
-    rows = [shared, head, *tables, *(row for side in ("encoder", "decoder") for row in _rows(side))]
-    return Layout(name, title, rows, settings=TIE, defaults={"tie": 1}, whole=True, model_types=model_types)
-
-
-LAYOUTS = [
-    _layout("hf-t5", "transformers T5, mT5", "0", "t5", "mt5"),
-    _layout("hf-umt5", "transformers UMT5", "{i}", "umt5"),
-]

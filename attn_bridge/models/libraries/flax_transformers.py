@@ -10,8 +10,8 @@ import dataclasses
 import re
 
 from ...weights.rows import Row
-from ..handwritten import bert, encoder_decoder, gpt2, llama, t5
 from ..layout import Layout
+from ..tables import table
 
 WEIGHT = ".weight"
 TABLES = ("_emb.weight", ".relative_bias")
@@ -40,7 +40,7 @@ def _swapped(pattern: str) -> str:
     return f"{left} -> {second} {first}"
 
 
-def _of(layout: Layout, name: str, title: str, model_types: tuple[str, ...], norm: str = "scale") -> Layout:
+def _of(layout: Layout, name: str, title: str, model_types: tuple[str, ...], norm: str) -> Layout:
     return Layout(
         name,
         title,
@@ -53,10 +53,13 @@ def _of(layout: Layout, name: str, title: str, model_types: tuple[str, ...], nor
     )
 
 
-LAYOUTS = (
-    _of(gpt2.LAYOUT, "flax-gpt2", "the Flax GPT-2 of transformers 4", ("gpt2",)),
-    _of(bert.LAYOUT, "flax-bert", "the Flax BERT of transformers 4", ("bert",)),
-    _of(llama.LAYOUT, "flax-llama", "the Flax Llama and Mistral of transformers 4", ("llama", "mistral"), "weight"),
-    _of(encoder_decoder.LAYOUTS[0], "flax-bart", "the Flax BART of transformers 4", ("bart",)),
-    _of(t5.LAYOUTS[0], "flax-t5", "the Flax T5 and mT5 of transformers 4", ("t5", "mt5"), "weight"),
+LAYOUTS = tuple(
+    _of(table(f"hf-{name}"), f"flax-{name}", f"the Flax {title} of transformers 4", model_types, norm)
+    for name, title, model_types, norm in (
+        ("gpt2", "GPT-2", ("gpt2",), "scale"),
+        ("bert", "BERT", ("bert",), "scale"),
+        ("llama", "Llama and Mistral", ("llama", "mistral"), "weight"),
+        ("bart", "BART", ("bart",), "scale"),
+        ("t5", "T5 and mT5", ("t5", "mt5"), "weight"),
+    )
 )

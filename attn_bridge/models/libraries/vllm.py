@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from ...weights.placements import Shape
 from ...weights.rows import Row
-from ..handwritten import gemma, llama, mixtral, olmo, phi3, qwen3_moe
 from ..layout import Settings
 from ..rows.attention import SPLIT, Table
 from ..rows.common import TIE
 from ..rows.decoder import EMBEDDINGS, FINAL_NORM, LAYER, OURS, attention, norms
+from ..tables import table
 from .chosen import ChosenLayout, Form
 
 NORMS: Mapping[str, Mapping[str, str]] = {
@@ -118,7 +118,7 @@ LAYOUT = ChosenLayout(
     whole=True,
     model_types=tuple(
         kind
-        for layout in (*(llama.LAYOUT, mixtral.LAYOUT, qwen3_moe.LAYOUT, phi3.LAYOUT, gemma.LAYOUT, olmo.LAYOUTS[1]),)
+        for layout in map(table, ("hf-llama", "hf-mixtral", "hf-qwen3-moe", "hf-phi3", "hf-gemma", "hf-olmo2"))
         for kind in layout.model_types
     ),
 )

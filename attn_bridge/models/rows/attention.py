@@ -32,6 +32,18 @@ SPLIT: Table = (
 
 SINKS = Row("sinks", ("sinks",))
 
+OPENAI: Table = (
+    *(
+        Row(f"qkv.{leaf}", tuple(f"W_{name}.{leaf}" for name in ("query", "key", "value")), "o ... -> o ...", along="o")
+        for leaf in ("weight", "bias")
+    ),
+    Row("out.weight", ("out_proj.weight",)),
+    Row("out.bias", ("out_proj.bias",)),
+    SINKS,
+    Row("norm.scale", reason="the norm before attention"),
+)
+"""gpt-oss in OpenAI's own files, below ``block.0.attn.``: query, key and value are concatenated."""
+
 ENCODER_DECODER: Table = tuple(
     Row(f"{theirs}.{leaf}", (f"{ours}.{leaf}",), optional=(theirs, leaf) == ("k_proj", "bias"))
     for theirs, ours in (*PROJECTIONS[:3], ("out_proj", "out_proj"))
@@ -55,38 +67,6 @@ def interleaved_rotary(num_heads: Size, num_kv_heads: Size) -> Table:
     )
 
 
-def by_head(num_heads: Size) -> Table:
-    """Return the table of BLOOM, with a projection of query, key and value head by head."""
-
-    def fused(leaf: str) -> Row:
-        parts = tuple(f"W_{name}.{leaf}" for name in ("query", "key", "value"))
-        return Row(f"query_key_value.{leaf}", parts, "(h c) ... -> (h part c) ...", part="part", sizes={"h": num_heads})
-
-    return (
-        fused("weight"),
-        fused("bias"),
-        Row("dense.weight", ("out_proj.weight",)),
-        Row("dense.bias", ("out_proj.bias",)),
-    )
-
-
-def gated(num_heads: Size) -> Table:
-    """Return the table of attention whose projection of queries has each head's query, then its gate."""
-
-    def fused(leaf: str) -> Row:
-        parts = (f"W_query.{leaf}", f"W_gate.{leaf}")
-        return Row(
-            f"q_proj.{leaf}",
-            parts,
-            "(h c) ... -> (h part c) ...",
-            part="part",
-            sizes={"h": num_heads},
-            optional=leaf == "bias",
-        )
-
-    return (fused("weight"), fused("bias"), *(row for row in SPLIT if not row.theirs.startswith("q_proj.")))
-
-
 QUERY: Table = (Row("q_proj.weight", ("W_query.weight",)),)
 """Queries of DeepSeek projected from the input itself."""
 
@@ -97,15 +77,6 @@ QUERY_LATENT: Table = (
     Row("q_b_proj.weight", ("W_query.weight",)),
 )
 """Queries of DeepSeek projected from a latent."""
-
-INDEXER: Table = (
-    Row("indexer.wq_b.weight", ("indexer.W_index_query.weight",)),
-    Row("indexer.wk.weight", ("indexer.W_index_key.weight",)),
-    Row("indexer.k_norm.weight", ("indexer.key_norm.scale",)),
-    Row("indexer.k_norm.bias", ("indexer.key_norm.shift",)),
-    Row("indexer.weights_proj.weight", ("indexer.W_index_weights.weight",)),
-)
-"""The indexer of DeepSeek V3.2, which chooses the keys of a query."""
 
 
 def latent(num_heads: Size, latent_dim: Size, nope_dim: Size) -> Table:
@@ -139,41 +110,6 @@ def latent(num_heads: Size, latent_dim: Size, nope_dim: Size) -> Table:
         Row("o_proj.weight", ("out_proj.weight",)),
         Row("o_proj.bias", ("out_proj.bias",), optional=True),
         FREQUENCIES,
-    )
-
-
-DELTA_NET: Table = (
-    Row("conv1d.weight", ("conv1d.weight",)),
-    Row("dt_bias", ("dt_bias",)),
-    Row("A_log", ("A_log",)),
-    Row("norm.weight", ("norm.scale",)),
-    Row("out_proj.weight", ("out_proj.weight",)),
-)
-"""Rows of gated delta nets other than their projections of the input."""
-
-
-def delta_net_by_head(num_heads: Size, head_dim: Size) -> Table:
-    """Return the table of Qwen3-Next: per key head its query, its key, then value and gate of its value heads.
-
-    Beta and alpha are in the same groups.
-    """
-    return (
-        Row(
-            "in_proj_qkvz.weight",
-            ("W_query.weight", "W_key.weight", "W_value.weight", "W_gate.weight"),
-            "(h c) i -> (h c) i",
-            along="c",
-            split=(head_dim, head_dim, "...", "..."),
-            sizes={"h": num_heads},
-        ),
-        Row(
-            "in_proj_ba.weight",
-            ("W_beta.weight", "W_alpha.weight"),
-            "(h g) i -> (h part g) i",
-            part="part",
-            sizes={"h": num_heads},
-        ),
-        *DELTA_NET,
     )
 
 

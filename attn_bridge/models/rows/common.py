@@ -6,7 +6,7 @@ import numpy as np
 
 from ...specs.position import sinusoid_rates
 from ...weights.placements import Shape
-from ...weights.rows import Row
+from ...weights.rows import Check
 
 Values = np.ndarray
 
@@ -17,16 +17,6 @@ GROUPED_HEADS = {
     "num_kv_heads": ("n_kv_heads", "num_key_value_heads", "n_heads", "num_attention_heads"),
 }
 """As in Meta's params.json and the config.json of `transformers`."""
-
-
-def with_bias(theirs: str, ours: str, pattern: str = "... -> ...") -> list[Row]:
-    """Return rows of a linear or convolution, whose weight may have another axis order there."""
-    return [Row(f"{theirs}.weight", (f"{ours}.weight",), pattern), Row(f"{theirs}.bias", (f"{ours}.bias",))]
-
-
-def layer_norm(theirs: str, ours: str) -> list[Row]:
-    """Return rows of a norm that scales and shifts."""
-    return [Row(f"{theirs}.weight", (f"{ours}.scale",)), Row(f"{theirs}.bias", (f"{ours}.shift",))]
 
 
 def is_causal_mask(shape: Shape, start: int, values: Values) -> bool:
@@ -88,6 +78,12 @@ def is_sinusoids(shape: Shape, start: int, values: Values) -> bool:
 def is_rotary_factors(shape: Shape, start: int, values: Values) -> bool:
     """Whether the numbers are at least 1, as factors that divide rotary frequencies are."""
     return bool(np.all(values >= 1) and np.all(np.isfinite(values)))
+
+
+CHECKS: dict[str, Check] = {
+    check.__name__: check for check in (is_causal_mask, is_counted, is_frequencies, is_hugely_negative, is_zero)
+}
+"""Name of a check in a file -> the function."""
 
 
 def _is_square(shape: Shape) -> bool:

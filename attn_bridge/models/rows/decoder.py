@@ -96,16 +96,6 @@ def norms(**names: str) -> list[Row]:
     return [Row(f"{LAYER}{theirs}.weight", (f"{OURS}{ours}.scale",)) for ours, theirs in names.items()]
 
 
-def feed_forward(theirs: str = "mlp", ours: str = "ff", *, bias: bool = False, branch: str = "") -> list[Row]:
-    """Return rows of a gated feed-forward."""
-    return [
-        Row(f"{LAYER}{theirs}.{one}_proj.{leaf}", (f"{OURS}{ours}.{fc}.{leaf}",), optional=leaf == "bias",
-            branch=branch)
-        for one, fc in (("gate", "fc1"), ("up", "fc2"), ("down", "fc3"))
-        for leaf in (("weight", "bias") if bias else ("weight",))
-    ]  # fmt: skip
-
-
 APART, TOGETHER = "feed-forward/experts", "feed-forward/fused"
 """Branches of experts that have tensors each, and of all experts of a layer in one."""
 
@@ -113,29 +103,3 @@ EXPERTS = "feed-forward/experts|fused"
 """Branch of rows that layers with experts have in files and in `transformers`' fused form alike."""
 
 FUSED = {"fused": ()}
-
-
-def experts(shared: str = "", *, bias: bool = False) -> list[Row]:
-    """Return rows of experts, separate or fused, a router, and shared layers; or of dense layers.
-
-    Args:
-        shared: name of the layers that every token passes; "" without any.
-        bias: whether these, and feed-forward layers without experts, may have biases.
-    """
-    return [
-        *feed_forward("mlp.experts.{j}", "ff.experts.{j}", branch=APART),
-        *fused_experts(),
-        *(feed_forward(f"mlp.{shared}", "ff.shared", bias=bias, branch=EXPERTS) if shared else ()),
-        Row(f"{LAYER}mlp.gate.weight", (f"{OURS}ff.router.weight",), branch=EXPERTS),
-        *feed_forward(bias=bias, branch="feed-forward/dense"),
-    ]
-
-
-def fused_experts(theirs: str = "mlp") -> list[Row]:
-    """Return rows of all experts of a layer in two tensors: gates above ups, and downs."""
-    expert, stacked = f"{OURS}ff.experts.{{j}}.", f"{LAYER}{theirs}.experts."
-    gates_and_ups = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
-    return [
-        Row(f"{stacked}gate_up_proj", gates_and_ups, "o i -> e (part o) i", part="part", stack="e", branch=TOGETHER),
-        Row(f"{stacked}down_proj", (f"{expert}fc3.weight",), "o i -> e o i", stack="e", branch=TOGETHER),
-    ]

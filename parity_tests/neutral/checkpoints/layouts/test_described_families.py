@@ -13,6 +13,7 @@ from attn_bridge.models import families, layouts
 from attn_bridge.models.derived import known
 from attn_bridge.models.derived.description import KeySource, dumps, loads
 from attn_bridge.models.derived.reading import FamilyReader, layout_of
+from attn_bridge.models.families import coded
 from attn_bridge.models.reading import multimodal
 
 NAMES = [one.model_type for one in known.DESCRIPTIONS]
@@ -192,7 +193,7 @@ def test_families_of_the_users_folder_are_read(tmp_path, monkeypatch):
 
 
 def test_families_written_by_hand_go_before_derived_ones():
-    by_hand = {name for file in families.HAND_WRITTEN for one in file.FAMILIES for name in one.model_types}
+    by_hand = {name for one in coded.FAMILIES for name in one.model_types}
     assert not by_hand & {multimodal.decoder_type(name) for name in NAMES}
 
 

@@ -1,0 +1,46 @@
+"""Tables of tensors as data: ``NAME.toml`` for each layout of whole models that families share or that needs no code.
+
+In: the name of a layout. Out: the `Layout`. A file holds the arguments of `Layout` and a TOML table per `Row`; with
+``decoder = true``, rows and prefixes of the embeddings and the head are those of Llama (`rows.decoder.decoder`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import tomllib
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+from ..derived.description import row_of
+from ..layout import Layout
+from ..rows.decoder import FURTHER_LAYER, decoder
+
+_MODELS = __package__.rpartition(".")[0]
+
+
+def named(path: str) -> Callable[..., Any]:
+    """Return a function of `attn_bridge.models` by its path, ``room.file.name``, imported when it is called."""
+    module, _, name = path.rpartition(".")
+
+    def call(*arguments: object) -> Any:
+        return getattr(importlib.import_module(f"{_MODELS}.{module}"), name)(*arguments)
+
+    return call
+
+
+@functools.cache
+def table(name: str) -> Layout:
+    """Return the layout of a file, the same object on every call; ``[code]`` names arguments that are functions."""
+    document = tomllib.loads(resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    rows = [row_of(row) for row in document.pop("rows")]
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in document.items()
+    }
+    values["settings"] = {name: tuple(keys) for name, keys in values.get("settings", {}).items()}
+    values |= {role: named(path) for role, path in values.pop("code", {}).items()}
+    title, parts = values.pop("title"), (FURTHER_LAYER,) if values.pop("further_layer", False) else ()
+    if values.pop("decoder", False):
+        return decoder(name, title, rows, parts=parts, **values)
+    return Layout(name, title, rows, whole=True, parts=parts, **values)
