@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.measuring import memory
+
 from . import contexts, costs, settings
 
 ROOT = Path(__file__).parent
@@ -42,7 +44,10 @@ EVERYWHERE = {"test_cli.py", "test_doctor.py"}
 BLOCKED = {"torch": ("torch",), "jax": ("jax", "jaxlib", "flax", "optax", "orbax")}
 
 KEPT = 100
-"""Tests after which a process drops what JAX compiled: all of it together takes more than 4 GiB."""
+"""Tests after which a process drops what JAX compiled, if it has grown: all of it together takes more than 4 GiB."""
+
+GROWN = 2 << 30
+"""Bytes of memory from which on a process drops what JAX compiled; what it drops is traced and lowered again."""
 
 COLLECTED = (10_000, 10, 10)
 """Thresholds of the garbage collector: with Python's own it takes a twentieth of the suite's time."""
@@ -118,7 +123,7 @@ def _settings_as_before() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    if next(_ran) % KEPT == 0 and "jax" in sys.modules:
+    if next(_ran) % KEPT == 0 and "jax" in sys.modules and memory.resident() > GROWN:
         sys.modules["jax"].clear_caches()
 
 

@@ -1,7 +1,9 @@
-"""Let the compilations of a thread share one MLIR context, where XLA doesn't optimize either.
+"""Let the compilations of a thread share one MLIR context, and what is in it, where XLA doesn't optimize either.
 
 JAX makes a context for each program that it lowers, and loads all dialects into it: 3 ms, for an eager operation as
-much as all of its tracing and lowering. Programs don't see the context that they are lowered in.
+much as all of its tracing and lowering. Programs don't see the context that they are lowered in. Neither do they see
+where the body of an operation was lowered first: JAX copies it into each program that has the operation with the same
+types and arguments, and here also from programs of the same context.
 """
 
 from __future__ import annotations
@@ -12,21 +14,56 @@ import sys
 import threading
 from typing import Any
 
-PROGRAMS = 500
+PROGRAMS = 2000
 """Programs after which a thread gets a new context: a context keeps every type and location that it has seen."""
+
+OF_A_MODULE = ("custom_call", "partition_id", "replica_id", "all_", "collective_", "reduce_scatter", "send", "recv")
+"""Starts of the names of StableHLO's operations that depend on the program around them, or on objects that it keeps."""
+
+
+class Lowerings(dict[Any, Any]):
+    """What a program has lowered, operation by operation; what it lacks it takes from other programs of its context."""
+
+    def __init__(self, shared: dict[Any, Any]):
+        super().__init__()
+        self.shared = shared
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return what ``key`` was lowered to, here or in another program."""
+        return super().get(key) or self.shared.get(key, default)
+
+    def __setitem__(self, key: Any, lowered: Any) -> None:
+        """Keep what ``key`` was lowered to, for other programs as well if it depends on nothing of this one."""
+        super().__setitem__(key, lowered)
+        if lowered.inline and not lowered.const_args and not key.effects and _is_alone(lowered.func.operation):
+            self.shared[key] = lowered
+
+
+def _is_alone(operation: Any) -> bool:
+    """Return whether all inside of a function are pure operations of StableHLO, which no other function is part of."""
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                dialect, _, name = inner.operation.name.partition(".")
+                if name != "return" and (dialect not in ("stablehlo", "chlo") or name.startswith(OF_A_MODULE)):
+                    return False
+                if not _is_alone(inner.operation):
+                    return False
+    return True
 
 
 class Contexts(threading.local):
-    """The context of a thread, and how many programs it may still serve."""
+    """The context of a thread, how many programs it may still serve, and what they share beside it."""
 
     def __init__(self) -> None:
         self.left = 0
         self.current: Any = None
+        self.lowered: dict[Any, dict[Any, Any]] = {}
 
     def get(self, make: Any) -> Any:
         """Return the context of this thread; ``make`` makes one."""
         if not self.left:
-            self.current, self.left = make(), PROGRAMS
+            self.current, self.left, self.lowered = make(), PROGRAMS, {}
         self.left -= 1
         return self.current
 
@@ -43,11 +80,19 @@ def share_where_unoptimized() -> None:
 
 
 def share(mlir: Any) -> None:
-    """Have `jax._src.interpreters.mlir` take a thread's context for each program that is given none."""
+    """Have `jax._src.interpreters.mlir` take a thread's context for each program that is given none.
+
+    A program shares what it lowers with those lowered under the same settings and parameters, unless sizes are open.
+    """
     construct, contexts = mlir.ModuleContext.__init__, Contexts()
 
     @functools.wraps(construct)
     def constructed(self: Any, *arguments: Any, context: Any = None, **options: Any) -> None:
-        construct(self, *arguments, context=context or contexts.get(mlir.make_ir_context), **options)
+        if context is None:
+            context = contexts.get(mlir.make_ir_context)
+            if not (sizes := options.get("shape_poly_state")) or not sizes.dim_vars:
+                settings = (mlir.config.trace_context(), options["lowering_parameters"])
+                options.setdefault("lowering_cache", Lowerings(contexts.lowered.setdefault(settings, {})))
+        construct(self, *arguments, context=context, **options)
 
     mlir.ModuleContext.__init__ = constructed

@@ -29,6 +29,14 @@ def peak() -> int:
     return _field("self/status", "VmHWM")
 
 
+def resident() -> int:
+    """Return the resident memory of this process, in bytes; a huge number where that can't be known."""
+    try:
+        return _field("self/status", "VmRSS")
+    except OSError:
+        return 1 << 62
+
+
 def free_memory() -> int:
     """Return the bytes of memory that can be taken; a huge number where that can't be known."""
     try:
