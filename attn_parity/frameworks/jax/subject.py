@@ -89,7 +89,7 @@ def subject_of(value: object, device: str | None = None, *, train: bool = False)
     return JaxSubject(_adapter(value, device), train=train)
 
 
-def _adapter(value: object, device: str | None) -> Any:
+def _adapter(value: object, device: str | None) -> Adapter:
     if isinstance(value, Function):
         return JaxFunctionSide(value, device)
     if isinstance(value, nnx.bridge.ToNNX):

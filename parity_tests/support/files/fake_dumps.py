@@ -148,7 +148,7 @@ class Net:
 
 def write(folder: Path, net: Net, monkeypatch, *, like: Path | None = None, seeds: int = 2, **options) -> Path:
     """Write a dump of a net, as `attn_parity.dumps.recording.dump` writes that of a module."""
-    stub = SimpleNamespace(switches=list)
+    stub = SimpleNamespace(SWITCHES=(), kinds=set)
     with monkeypatch.context() as patch, folders.new(folder) as target:
         patch.setattr(recording, "load_adapter", lambda framework, module: stub)
         other = None if like is None else dumps.of_side(like, "torch")

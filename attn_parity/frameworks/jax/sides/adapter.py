@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -51,7 +52,7 @@ class JaxPart(Protocol):
         changed: names that calls changed, other than weights, running statistics and random state.
     """
 
-    names: Collection[str]
+    names: set[str]
     trainable: set[str]
     changed: set[str]
 
@@ -59,8 +60,8 @@ class JaxPart(Protocol):
         """Call the part with these weights; the weights that it holds stay unchanged."""
 
 
-class Adapter(Protocol):
-    """One kind of a side."""
+class Adapter(abc.ABC):
+    """One kind of a side; what has a body here is that of a side without submodules, modes and state."""
 
     kind: str
     name: str
@@ -69,48 +70,62 @@ class Adapter(Protocol):
     @property
     def label(self) -> str:
         """Name of the side in messages."""
+        return f"Flax module {self.name}"
 
+    @abc.abstractmethod
     def signature(self) -> dict[str, bool]:
         """Return argument name -> whether it can be given by position."""
 
+    @abc.abstractmethod
     def called(self, method: object) -> Any:
         """Return the callable to run: the side itself, or its method that the argument `method` names."""
 
+    @abc.abstractmethod
     def parameters(self) -> dict[str, SideWeight]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
 
     def state(self) -> dict[str, SideWeight]:
         """Return the other named numbers: variables of other kinds, leaves of other collections."""
+        return {}
 
-    def carry(self, names: Collection[str]) -> None:
+    def carry(self, names: Collection[str]) -> None:  # noqa: B027 - without state there is nothing to do
         """Count the state of these names, and no other, among the parameters."""
 
+    @abc.abstractmethod
     def weights(self) -> Arrays:
         """Return copies of the weights that it holds."""
 
     def tied(self) -> dict[str, str]:
         """Return further name of a weight -> the name that it has in `parameters`."""
+        return {}
 
+    @abc.abstractmethod
     def modules(self) -> list[Submodule]:
         """Return the submodules, the whole first."""
 
+    @abc.abstractmethod
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
 
     def switched_off(self) -> list[str]:
         """Describe the behaviour that is off in eval mode."""
+        return []
 
     def caches(self) -> list[str]:
         """Describe the caches that are off."""
+        return []
 
+    @abc.abstractmethod
     def part(self, path: str) -> JaxPart:
         """Return the submodule at a dotted path; "" is the whole."""
 
     def complaint(self, arguments: Arguments) -> str:
         """Return the fault in the side's weights that explains a failed call; "" without one."""
+        return ""
 
     def culprit(self, error: Exception) -> str:
         """Describe the submodule that raised an error, and its arguments; "" if unknown."""
+        return ""
 
 
 def constant(value: Any, dtype: str | None, seed: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,11 +18,11 @@ from ....hints.settings import read as read_settings
 from ....sides.function import Function
 from ....sides.subject import Arguments, Arrays, ModuleFailedError, SideWeight, Submodule, signature_of
 from ..drawing import drawn_from
-from .adapter import Setting, dotted, home_of
+from .adapter import Adapter, Setting, dotted, home_of
 
 
-class JaxFunctionSide:
-    """Side of a pure function: it has weights but no submodules, and is its own only part.
+class JaxFunctionSide(Adapter):
+    """Side of a pure function: every leaf of its tree is a weight, it has no submodules, and is its own only part.
 
     Args:
         function: the function and its weights.
@@ -74,20 +74,9 @@ class JaxFunctionSide:
             for name, leaf in self._held.items()
         }
 
-    def state(self) -> dict[str, SideWeight]:
-        """Return nothing: every leaf of a tree is a weight."""
-        return {}
-
-    def carry(self, names: Collection[str]) -> None:
-        """Do nothing: every leaf of a tree is a weight."""
-
     def weights(self) -> Arrays:
         """Return copies of the weights that were given."""
         return {name: np.array(to_numpy(leaf), copy=True) for name, leaf in self._held.items()}
-
-    def tied(self) -> dict[str, str]:
-        """Return an empty dict: each leaf of the tree is a separate weight."""
-        return {}
 
     def modules(self) -> list[Submodule]:
         """Return the function itself."""
@@ -97,25 +86,9 @@ class JaxFunctionSide:
         """Return path -> the settings of a library's layers; a plain function shows none."""
         return {"": {}, **{path: read_settings(layer) for path, layer in self._layers.items()}}
 
-    def switched_off(self) -> list[str]:
-        """Return nothing, as a function has no modes."""
-        return []
-
-    def caches(self) -> list[str]:
-        """Return nothing, as a function shows no caches."""
-        return []
-
     def part(self, path: str) -> JaxFunctionSide:
         """Return the function itself."""
         return self
-
-    def culprit(self, error: Exception) -> str:
-        """Return nothing: a function has no submodules."""
-        return ""
-
-    def complaint(self, arguments: Arguments) -> str:
-        """Return nothing: its weights are a tree of arrays."""
-        return ""
 
     def call(self, weights: Mapping[str, ArrayLike], arguments: Arguments, setting: Setting) -> object:
         """Call the function with other weights."""

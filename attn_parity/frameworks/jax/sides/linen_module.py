@@ -21,6 +21,7 @@ from flax import linen, nnx
 from jax import Array
 from jax.typing import ArrayLike
 
+from attn_bridge.printable import listed
 from jax_attn.backend import to_numpy
 
 from ....hints.settings import read as read_settings
@@ -28,14 +29,11 @@ from ....sides.patching import replaced
 from ....sides.subject import Arguments, Arrays, ModuleFailedError, SideWeight, Submodule, signature_of
 from ..drawing import drawn_from, setting_of
 from ..recording import Tape
-from .adapter import Setting, cache_off, constant, dotted, home_of, is_numeric, off_in_eval_mode, stock_name
+from .adapter import Adapter, Setting, cache_off, constant, dotted, home_of, is_numeric, off_in_eval_mode, stock_name
 from .linen_template import Path, Template
 
 ROLES = {"params": "parameter", "batch_stats": "statistic"}
 """Collections of variables that count as weights -> their role."""
-
-MAX_KEYS = 6
-"""Names of variables in a message."""
 
 
 @dataclasses.dataclass
@@ -50,8 +48,8 @@ class _Known:
     template: Template | None
 
 
-class LinenModule:
-    """Side of a Linen module: its weights and submodules, and its parts.
+class LinenModule(Adapter):
+    """Side of a Linen module: its weights and submodules, and its parts; messages of Linen name the submodule at fault.
 
     Args:
         module: the module.
@@ -91,11 +89,6 @@ class LinenModule:
                     is_ambiguous = name in self.places or name in self._others
                     places[f"{collection}.{name}" if is_ambiguous else name] = collection, path
         self.known: dict[Path, _Known] = {}
-
-    @property
-    def label(self) -> str:
-        """Name of the side in messages."""
-        return f"Flax module {self.name}"
 
     def signature(self) -> dict[str, bool]:
         """Return argument name -> whether it can be given by position."""
@@ -141,10 +134,6 @@ class LinenModule:
     def weights(self) -> Arrays:
         """Return copies of the weights among the variables."""
         return {name: np.array(to_numpy(self.variables[place]), copy=True) for name, place in self.places.items()}
-
-    def tied(self) -> dict[str, str]:
-        """Return an empty dict: each leaf of the tree is a separate weight."""
-        return {}
 
     def modules(self) -> list[Submodule]:
         """Return the submodules seen in calls or implied by the variables, the module itself first."""
@@ -208,10 +197,6 @@ class LinenModule:
             template,
         )
 
-    def culprit(self, error: Exception) -> str:
-        """Return nothing: messages of Linen name the submodule."""
-        return ""
-
     def complaint(self, arguments: Arguments) -> str:
         """Return a message on variables that the module expects and lacks, or has and does not expect; else ""."""
         keys = {name: jax.random.key(0) for name in ("params", "dropout", *self.streams)}
@@ -230,8 +215,8 @@ class LinenModule:
         missing, extra = sorted(expected - present), sorted(present - expected)
         if not missing:
             return ""
-        instead = f", and there are {_some(extra)}" if extra else ""
-        return f"its variables are those of another module: it has no {_some(missing)}{instead}"
+        instead = f", and there are {listed(extra)}" if extra else ""
+        return f"its variables are those of another module: it has no {listed(missing)}{instead}"
 
 
 class LinenPart:
@@ -429,14 +414,9 @@ def _flat(name: str, variables: object) -> dict[tuple[str, Path], Array | np.nda
     if arrays and "params" not in variables and not any(collection in ROLES for collection, _ in arrays):
         raise ModuleFailedError(
             f"the variables of the Linen module {name} must be {{'params': {{...}}}}, as init returns them; "
-            f"got {_some(sorted(variables))}"
+            f"got {listed(sorted(variables))}"
         )
     return arrays
-
-
-def _some(names: list[str]) -> str:
-    rest = len(names) - MAX_KEYS
-    return ", ".join(names[:MAX_KEYS]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def of_bridge(module: nnx.bridge.ToNNX, wanted: str | None = None) -> LinenModule:

@@ -23,6 +23,7 @@ from ....sides.subject import Arguments, Arrays, SideWeight, Submodule, culprit,
 from ..drawing import _prepare, drawing
 from ..recording import Tape
 from .adapter import (
+    Adapter,
     Setting,
     asks_for_mode,
     cache_off,
@@ -43,7 +44,7 @@ _NO_STATE = (nnx.RngState, nnx.Intermediate)
 """Kinds of variables that hold random streams or intermediate values of a call."""
 
 
-class NNXModule:
+class NNXModule(Adapter):
     """Side of an NNX module: its weights and submodules, and its parts.
 
     Args:
@@ -61,11 +62,6 @@ class NNXModule:
         self._failed: dict[int, str] = {}  # id of a submodule of the call that has failed -> its path
         flat = nnx.to_flat_state(self._weights)
         self.home = home_of({dotted(path): one.get_value() for path, one in flat}, wanted)
-
-    @property
-    def label(self) -> str:
-        """Name of the side in messages."""
-        return f"Flax module {self.name}"
 
     def signature(self) -> dict[str, bool]:
         """Return argument name -> whether it can be given by position."""
@@ -165,10 +161,6 @@ class NNXModule:
             return {name: one.get_value() for name, one in variables.items() if isinstance(one, WEIGHTS)}
 
         return culprit(error, lambda module: self._failed.get(id(module)), held_by)
-
-    def complaint(self, arguments: Arguments) -> str:
-        """Return nothing: its weights are its own."""
-        return ""
 
 
 class NNXPart:
