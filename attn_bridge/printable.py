@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 
 # Characters that XML forbids, that steer a terminal, or that turn the direction of what follows.
 _HIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -17,6 +18,12 @@ def printable(text: object, most: int = 120) -> str:
         characters = "a number of thousands of digits"
     characters = characters if len(characters) <= most else f"{characters[:most]}... ({len(characters)} characters)"
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in characters)
+
+
+def listed(names: Sequence[str], most: int = 6, separator: str = ", ") -> str:
+    """Return names in a row; of more than `most` the first ones, and how many more there are."""
+    more = len(names) - most
+    return separator.join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def shell_word(text: object) -> str:

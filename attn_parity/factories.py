@@ -20,7 +20,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from attn_bridge import backends
-from attn_bridge.printable import printable
+from attn_bridge.printable import listed, printable
 
 from .sides.libraries import KINDS, as_side
 from .stack import raised_at
@@ -259,8 +259,7 @@ def _offered(names: Sequence[str], wanted: str = "") -> str:
     near = difflib.get_close_matches(wanted, names, 1)
     if near:
         return f"; did you mean {near[0]}?"
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"; it has {', '.join(map(printable, names[:MAX_NAMES]))}{more}" if names else ""
+    return f"; it has {listed([*map(printable, names)], MAX_NAMES)}" if names else ""
 
 
 @contextlib.contextmanager
@@ -306,7 +305,7 @@ class intact_builtins(contextlib.AbstractContextManager[None]):
         _BUILTINS.update({name: after[name] for name in names if name in self._kept and name in after})
         names = [name for name in names if name not in REPLACEABLE]
         if names and not isinstance(error, BuiltinsReplacedError):
-            text = ", ".join(names[:MAX_NAMES]) + f" and {len(names) - MAX_NAMES} more" * (len(names) > MAX_NAMES)
+            text = listed(names, MAX_NAMES)
             raise BuiltinsReplacedError(
                 f"{self._what} replaced Python's builtins ({text}), which the frameworks compute with, too"
             )

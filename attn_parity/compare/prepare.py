@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from attn_bridge import backends
+from attn_bridge.printable import listed
 
 from .. import matching
 from ..matching.outputs import check_outputs, plain_outputs
-from ..matching.state import listed
 from ..pair import SIDES, Pair, Progress, input_notes, labels_of, narrowed, weights_held, widened
 from ..pairing import Match, Pairing
 from ..results.findings import Side, shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from attn_bridge.printable import listed
 from attn_bridge.weights import Rule
 
 from .. import matching
@@ -134,7 +135,7 @@ def parted(pair: Pair, side: Side) -> tuple[Arrays, Arrays]:
     rest = {name: array for name, array in all_state(subject).items() if name not in weights}
     recordable = {name: array for name, array in rest.items() if array.dtype.kind in "fiub" or is_float(array)}
     lost = [name for name in rest if name not in recordable]
-    pair.notes += [f"state of a dtype that a dump cannot hold: {state.listed(lost)}"] if lost else []
+    pair.notes += [f"state of a dtype that a dump cannot hold: {listed(lost)}"] if lost else []
     return weights, recordable
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from attn_bridge import backends
 from attn_bridge.module_weights import check_same_meaning, own_rules
+from attn_bridge.printable import listed
 from attn_bridge.weights import Rules, WeightsMismatchError
 
 from ..pair import SIDES, Pair, weights_held, widened
@@ -104,7 +105,7 @@ def _renamed(pairing: Pairing, trials: Trials) -> Iterator[str]:
         if (_is_word(ours.spelled) and _is_word(theirs.spelled)) or match.first.name in crossed:
             layers.setdefault(_layer_of(match.first), _layer_of(match.second))
     if layers:
-        pairs = state.listed([f"{ours} = {theirs}" for ours, theirs in layers.items()])
+        pairs = listed([f"{ours} = {theirs}" for ours, theirs in layers.items()])
         yield f"paired by trial runs alone, as names do not: {pairs}; rules settle it where they may be exchanged"
 
 
@@ -450,7 +451,7 @@ def _by_run(pairing: Pairing, pairs: Iterable[Suited]) -> Pairing:
 
 
 def _on_fit(pairs: Iterable[Suited]) -> str:
-    names = state.listed([f"{one.first.name} = {one.second.name}" for one in pairs])
+    names = listed([f"{one.first.name} = {one.second.name}" for one in pairs])
     return f"paired by shape alone, as one of the two is state: {names}; rules of your own settle it"
 
 

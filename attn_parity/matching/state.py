@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
+
+from attn_bridge.printable import listed
 
 from ..pair import SIDES, Pair, weights_held
 from ..pairing import Match, Pairing, Suited, Tensor, whole
@@ -21,9 +23,6 @@ from ..sides.subject import Array, Arrays, SideWeight, Subject
 from .formulas import are_alike, is_computed, seems_computed
 
 NamedParameters = dict[str, SideWeight]
-
-MAX_SHOWN = 6
-"""Most names in a note."""
 
 IDLE = "no effect on the outputs"
 """Why a parameter is set aside that no output depends on."""
@@ -268,9 +267,3 @@ def frozen_notes(pair: Pair) -> Iterator[str]:
         frozen = [name for name, one in pair.subject(side).parameters().items() if one.frozen]
         if frozen:
             yield f"frozen in {pair.shown[side]}, so every sample keeps the given numbers: {listed(frozen)}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names in a row, the first ones of many."""
-    more = len(names) - MAX_SHOWN
-    return ", ".join(names[:MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
-from attn_bridge.printable import visible
+from attn_bridge.printable import listed, visible
 
 from ..results.findings import ModuleNode, Verdict
 from . import outline
@@ -86,8 +86,7 @@ def _others(node: ModuleNode, way: list[ModuleNode], report: Report, with_reason
             counts[state] = counts.get(state, 0) + 1
     parts = [", ".join(f"{count} {state}" for state, count in counts.items())] * bool(counts)
     for why, names in silent.items():
-        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        parts.append(f"{', '.join(names[:MAX_NAMES])}{more} {outline.NOT_JUDGED}{f' ({why})' if why else ''}")
+        parts.append(f"{listed(names, MAX_NAMES)} {outline.NOT_JUDGED}{f' ({why})' if why else ''}")
     return f"other submodules: {'; '.join(parts)}" if parts else ""
 
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from attn_bridge.printable import printable
+from attn_bridge.printable import listed, printable
 
 from ..attestation import subjects
 from ..confinement import landlock
@@ -99,21 +99,18 @@ def _judge(pair: ManifestPair, tree: _Tree, scratch: Path, seconds: float, memor
     digests, inside = tree.export.digests, tree.restore()
     shutil.rmtree(scratch, onerror=_make_removable)
     if outside:
-        return result.refused(f"while it ran, files of the repository changed: {_some(outside)}")
+        return result.refused(f"while it ran, files of the repository changed: {listed([*map(printable, outside)], 3)}")
     if inside:
-        return result.refused(f"it changed files of the commit: {_some(inside)}")
+        return result.refused(f"it changed files of the commit: {listed([*map(printable, inside)], 3)}")
     strangers = [] if result.report is None else _strangers(result.report["subjects"], digests)
-    return result.refused(f"it ran code that is not the commit's: {_some(strangers)}") if strangers else result
+    names = listed([*map(printable, strangers)], 3)
+    return result.refused(f"it ran code that is not the commit's: {names}") if strangers else result
 
 
 def _strangers(data: Data, digests: Mapping[str, str]) -> list[str]:
     """Return the files of both sides that differ from those of the commit."""
     files = [item for side in subjects.SIDES for item in dict(data.get(side, {})).get("files", {}).items()]
     return sorted({name for name, digest in files if digests.get(name) != digest})
-
-
-def _some(paths: Sequence[str]) -> str:
-    return ", ".join(printable(path) for path in paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
 def _make_removable(function: Callable[[str], object], path: str, _: object) -> None:

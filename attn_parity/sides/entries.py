@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from attn_bridge.printable import listed
+
 from .subject import ModuleFailedError
 
 T = TypeVar("T")
@@ -48,5 +50,4 @@ def picked(leaves: Sequence[tuple[str, T]], entry: str, what: str) -> list[tuple
 
 def shown(leaves: Iterable[tuple[str, object]]) -> str:
     """Return the names of the first entries of a structure."""
-    names = list(dict.fromkeys(words(place)[0] for place, _ in leaves if place))
-    return ", ".join(names[:MAX_SHOWN]) + f" and {len(names) - MAX_SHOWN} more" * (len(names) > MAX_SHOWN)
+    return listed(list(dict.fromkeys(words(place)[0] for place, _ in leaves if place)), MAX_SHOWN)

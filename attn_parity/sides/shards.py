@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from attn_bridge.printable import listed
+
 from .arrays import unit_of
 
 Array = np.ndarray
@@ -101,9 +103,8 @@ def where(differs: Array, numbers: Array, cut: ShardCut) -> str:
 
 def named(shards: Sequence[int], cut: ShardCut) -> str:
     """Return the names of some shards, by their numbers."""
-    names = "; ".join(cut.name(number) for number in shards[:MAX_NAMED])
-    more = f" and {len(shards) - MAX_NAMED} more" if len(shards) > MAX_NAMED else ""
-    return f"shard{'s' * (len(shards) > 1)} {names}{more} of {cut.count}"
+    names = listed([cut.name(number) for number in shards], MAX_NAMED, "; ")
+    return f"shard{'s' * (len(shards) > 1)} {names} of {cut.count}"
 
 
 def differing_copies(copies: Iterable[tuple[str, Array]]) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from attn_bridge.printable import listed
+
 from ..pairing import Pairing
 from ..results.findings import TensorVerdict
 from ..sides.arrays import is_float, unit_of, wide
@@ -123,7 +125,7 @@ class Judge:
                     self.first = FirstDifference(step + 1, name, flax_name, verdict.message)
         missing = sorted(ours.keys() ^ theirs.keys())
         if missing and step == 0:
-            self.notes.append(f"held by one side only, not compared: {_listed(missing)}")
+            self.notes.append(f"held by one side only, not compared: {listed(missing, 5)}")
         for kind, value in largest.items():
             self.synchronised.setdefault(kind, []).append(value)
 
@@ -136,7 +138,3 @@ class Judge:
             weights = self._weight_scales.get(name, 0.0)
             noise = max(UPDATE_LIMIT / eps, *(UPDATE_ULPS * weights / one.scale for one in measures if one.scale), 0.0)
         return decide(name, flax_name, kind, shape, self.dtype, measures, noise=noise)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

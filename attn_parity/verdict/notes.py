@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from attn_bridge.printable import listed
+
 from ..pair import SIDES, Pair
 from ..pairing import Match
 from ..results.findings import Picture, Side, TensorVerdict, shown
@@ -113,10 +115,9 @@ def on_small(measures: Measures, mode: str, kinds: Mapping[str, str]) -> Iterato
     }
     small = {name: part for name, part in parts.items() if 0.0 < part < SMALL}
     if small:
-        names = ", ".join(f"{name} ({part:.0e})" for name, part in list(small.items())[:MAX_NAMES])
-        more = f" and {len(small) - MAX_NAMES} more" if len(small) > MAX_NAMES else ""
+        names = listed([f"{name} ({part:.0e})" for name, part in small.items()], MAX_NAMES)
         yield (
-            f"judged by the largest of their kind, beside which they are small: {names}{more}; a fault that small "
+            f"judged by the largest of their kind, beside which they are small: {names}; a fault that small "
             "shows where they are returned or differentiated alone"
         )
 

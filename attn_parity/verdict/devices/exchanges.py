@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from attn_bridge.printable import listed
+
 from ...pair import SIDES
 from ...results.findings import Side
 from ...samples.sampling import Sample
@@ -53,7 +55,7 @@ def exchanged(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Ma
         if agree(wanted, outputs):
             return (
                 f"the sides agree once the {way.size} devices of {way.axis} exchange their parts of "
-                f"{_listed(list(way.places))}: consistent with devices that use each other's"
+                f"{listed(list(way.places), 3)}: consistent with devices that use each other's"
             )
     return ""
 
@@ -124,7 +126,3 @@ def agree(arrays: Sequence[Array], other_arrays: Sequence[Array], limit: float =
         float(np.abs(first - second).max(initial=0.0)) <= limit * scale_of([first])
         for first, second in zip(arrays, other_arrays, strict=True)
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
