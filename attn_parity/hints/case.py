@@ -6,13 +6,15 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 Array = np.ndarray
 Arrays = Mapping[str, Array]
+Ways = Iterator[tuple[str, Array]]
+"""Results that ports compute, each with its description."""
 
 FIT = 1e-9
 """Largest rest, relative to the largest value, of a relation that holds in float64."""
@@ -98,6 +100,11 @@ class Case:
         """Whether neither is complex."""
         return not (np.iscomplexobj(self.first) or np.iscomplexobj(self.second))
 
+    def is_small(self, *, inputs: bool = False) -> bool:
+        """Return whether it is no gradient of at most `LARGEST` elements, and if asked has no larger or empty input."""
+        sizes = [self.first.size, *(given.size for given in self.inputs if inputs)]
+        return not self.is_gradient and min(sizes) > 0 and max(sizes) <= LARGEST
+
     @property
     def differs(self) -> bool:
         """Whether the two are finite, of one shape and not the same."""
@@ -107,7 +114,7 @@ class Case:
         return bool(finite and float(np.abs(self.apart).max()) > DIFFERS * self.scale)
 
 
-def first_fit(case: Case, ways: Iterator[tuple[str, Array]]) -> str:
+def first_fit(case: Case, ways: Ways) -> str:
     """Return the ways that give the first side's result and the second's, if both are found and differ."""
     ours = its = ""
     for name, value in ways:
@@ -116,6 +123,11 @@ def first_fit(case: Case, ways: Iterator[tuple[str, Array]]) -> str:
         if ours and its:
             return f"{case.labels[0]} computes {ours}, {case.labels[1]} {its}" if ours != its else ""
     return ""
+
+
+def computed(ways: Callable[[Case], Ways], *, inputs: bool = False) -> Callable[[Case], str]:
+    """Return the relation of the results that `ways` yields for a case, if that is small; see `Case.is_small`."""
+    return lambda case: first_fit(case, ways(case)) if case.is_small(inputs=inputs) else ""
 
 
 # ---- numbers with names

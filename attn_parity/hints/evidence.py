@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -138,13 +139,11 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
     counts, words = _counts(evidence), _words(evidence)
     whole = getattr(evidence, "whole", None)
     around = [_wide(one) for one in whole.inputs if not np.iscomplexobj(one)] if whole is not None else []
+    case_of = functools.partial(Case, inputs=inputs, weights=weights, labels=labels, counts=counts)
     cases = []
     for position, (first, second) in enumerate(zip(evidence.first_outputs, evidence.second_outputs, strict=False)):
         name = "the output" if len(evidence.first_outputs) == 1 else f"output {position}"
-        case = Case(
-            name, _wide(first), _wide(second), inputs, weights, labels, counts=counts, words=words, around=around
-        )
-        cases.append(case)
+        cases.append(case_of(name, _wide(first), _wide(second), words=words, around=around))
     cases = [case for case in cases if case.is_real and case.differs]
     if cases:
         return cases
@@ -152,19 +151,8 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
     for name in gradients:
         if name in evidence.second_gradients:
             first, second = _wide(evidence.first_gradients[name]), _wide(evidence.second_gradients[name])
-            cases.append(
-                Case(
-                    f"the gradient of {name}",
-                    first,
-                    second,
-                    inputs,
-                    weights,
-                    labels,
-                    True,
-                    counts,
-                    f"{words} {name.lower()}",
-                )
-            )
+            about = f"{words} {name.lower()}"
+            cases.append(case_of(f"the gradient of {name}", first, second, is_gradient=True, words=about))
     return [case for case in cases if case.is_real and case.differs]
 
 

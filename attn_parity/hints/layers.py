@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from .attention import attention
-from .case import LARGEST, Array, Case, first_fit
+from .case import LARGEST, Array, Case, Ways, computed, first_fit
 from .norms import norms
-from .recurrent import recurrent
-from .reshaping import modulated, padded, reductions, resized, softmaxes
+from .recurrent import recurrent, sigmoid
+from .reshaping import averaged, modulated, padded, reductions, resized, softmaxes
 from .spectral import spectral
 
 
 def _activation(case: Case) -> str:
     """Recognise two activations of the same input, such as exact and approximate GELU."""
-    if case.is_gradient or case.first.size > LARGEST:
+    if not case.is_small():
         return ""
     for operand in case.inputs:
         if operand.shape != case.first.shape:
@@ -48,19 +48,15 @@ def _erf(value: Array) -> Array:
     return np.asarray(np.vectorize(math.erf, otypes=[float])(value))
 
 
-def _sigmoid(value: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-value)))
-
-
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "GELU by erf": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
     "GELU by tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "GELU by sigmoid": lambda x: x * _sigmoid(1.702 * x),
-    "SiLU": lambda x: x * _sigmoid(x),
+    "GELU by sigmoid": lambda x: x * sigmoid(1.702 * x),
+    "SiLU": lambda x: x * sigmoid(x),
     "ReLU": lambda x: np.maximum(x, 0),
     "squared ReLU": lambda x: np.square(np.maximum(x, 0)),
     "tanh": np.tanh,
-    "sigmoid": _sigmoid,
+    "sigmoid": sigmoid,
     "ReLU6": lambda x: np.clip(x, 0, 6),
     "leaky ReLU by 0.01": lambda x: np.where(x > 0, x, 0.01 * x),
     "leaky ReLU by 0.2": lambda x: np.where(x > 0, x, 0.2 * x),
@@ -75,14 +71,10 @@ def _near(first: Array, second: Array) -> bool:
     return bool(float(np.abs(first - second).max()) <= 1e-7 * max(float(np.abs(second).max()), 1e-300))
 
 
-def _gated(case: Case) -> str:
-    """Recognise a gated unit whose two halves are exchanged, or that has another activation."""
-    if case.is_gradient or not case.first.ndim or case.first.size > LARGEST:
-        return ""
-    return first_fit(case, _gates(case))
-
-
-def _gates(case: Case) -> Iterator[tuple[str, Array]]:
+def _gated(case: Case) -> Ways:
+    """Yield gated units, of either half and with every activation."""
+    if not case.first.ndim:
+        return
     size = case.first.shape[-1]
     pairs = []
     for operand in case.inputs:
@@ -107,17 +99,11 @@ MOST_MIXED = 5
 """Most arrays, the last ones before a place, of which two may be mixed by a third."""
 
 
-def _mixed(case: Case) -> str:
-    """Recognise a gate that takes the other one of two parts on one side, as in highway layers and gated units."""
-    if case.is_gradient or case.first.size > LARGEST:
-        return ""
+def _mixed(case: Case) -> Ways:
+    """Yield two parts mixed by a gate, which takes either of them, as in highway layers and gated units."""
     parts = [one for one in (*case.around, *case.inputs) if one.shape == case.first.shape][-MOST_MIXED:]
-    return first_fit(case, _mixtures(parts))
-
-
-def _mixtures(parts: list[Array]) -> Iterator[tuple[str, Array]]:
     for gate, new, kept in itertools.permutations(parts, 3):
-        share = _sigmoid(gate)
+        share = sigmoid(gate)
         for name, value in [("a", new), *((f"{name}(a)", act(new)) for name, act in ACTIVATIONS.items())]:
             mixture = share * value + (1 - share) * kept
             yield f"g * {name} + (1 - g) * b, with g the sigmoid of a submodule's output", mixture
@@ -142,7 +128,7 @@ def _convolution(case: Case) -> str:
     return ""
 
 
-def _convolutions(case: Case, operand: Array, kernel: Array) -> Iterator[tuple[str, Array]]:
+def _convolutions(case: Case, operand: Array, kernel: Array) -> Ways:
     layouts = (  # images as (n, c, h, w) with kernels (o, i, h, w), and as (n, h, w, c) with kernels (h, w, i, o)
         ((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3)),
         ((0, 3, 1, 2), (3, 2, 0, 1), (0, 2, 3, 1)),
@@ -170,7 +156,7 @@ def _convolutions(case: Case, operand: Array, kernel: Array) -> Iterator[tuple[s
 
 def _in_groups(
     case: Case, image: Array, kernel: Array, biases: list[Array], axes: tuple[tuple[int, ...], tuple[int, ...]]
-) -> Iterator[tuple[str, Array]]:
+) -> Ways:
     """Yield convolutions in groups, whose channels follow each other or lie apart, on either side."""
     groups, rest = divmod(image.shape[1], kernel.shape[1])
     shape = case.first.transpose(axes[0]).shape
@@ -213,14 +199,8 @@ def _convolved(image: Array, kernel: Array, low: int, stride: int, size: tuple[i
     return convolved
 
 
-def _feed_forward(case: Case) -> str:
-    """Recognise a feed-forward layer by its weights: another activation, or gate and unit exchanged."""
-    if case.is_gradient or case.first.size > LARGEST:
-        return ""
-    return first_fit(case, _feed_forwards(case))
-
-
-def _feed_forwards(case: Case) -> Iterator[tuple[str, Array]]:
+def _feed_forward(case: Case) -> Ways:
+    """Yield feed-forward layers of the weights, with every activation, and either matrix as the gate."""
     width = case.first.shape[-1] if case.first.ndim else 0
     x = next((one for one in case.inputs if one.ndim and one.shape[:-1] == case.first.shape[:-1]), None)
     matrices = {name: one for name, one in case.weights.items() if one.ndim == 2}
@@ -238,7 +218,7 @@ def _feed_forwards(case: Case) -> Iterator[tuple[str, Array]]:
                 yield f"{_short(down)}({name})", out
 
 
-def _hidden(made: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+def _hidden(made: Mapping[str, Array]) -> Ways:
     """Yield the candidates for the hidden layer of a feed-forward block, from the results of its first matrices."""
     if len({one.shape for one in made.values()}) > 1:
         return
@@ -268,23 +248,24 @@ def _short(name: str) -> str:
     return path.rpartition(".")[2] if last in ("weight", "kernel", "w") and path else last
 
 
-BY_WEIGHTS: tuple[Callable[[Case], str], ...] = (recurrent, _feed_forward)
+BY_WEIGHTS: tuple[Callable[[Case], str], ...] = (recurrent, computed(_feed_forward))
 """Relations computed from the inputs and weights of a whole module, whichever part of its code is wrong."""
 
 LAYERS: tuple[Callable[[Case], str], ...] = (
     _activation,
-    _gated,
-    _mixed,
-    softmaxes,
+    computed(_gated),
+    computed(_mixed),
+    computed(softmaxes, inputs=True),
     spectral,
-    modulated,
+    computed(modulated, inputs=True),
     norms,
     attention,
     *BY_WEIGHTS,
     _convolution,
-    resized,
-    padded,
-    reductions,
+    computed(resized, inputs=True),
+    computed(padded, inputs=True),
+    computed(reductions, inputs=True),
+    averaged,
     _gelu_pattern,
 )
 """Relations to try before `RELATIONS`: they name the computation of each side."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .case import Array, Case, first_fit
+from .case import Array, Case, Ways, first_fit
 
 LARGEST = 1 << 20
 """Most elements of an output that norms are fitted to."""
@@ -93,7 +93,7 @@ def norms(case: Case) -> str:
     return ""
 
 
-def _grouped(case: Case, operand: Array) -> Iterator[tuple[str, Array]]:
+def _grouped(case: Case, operand: Array) -> Ways:
     """Yield norms over groups of channels, with the eps that most have."""
     for channels in dict.fromkeys((case.first.ndim - 1, 1)):
         size = case.first.shape[channels]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .case import Array, Arrays, Case
+from .case import Array, Arrays, Case, Ways, first_fit
 
 LARGEST = 1 << 16
 """Most elements of an output that a layer is computed for."""
@@ -61,13 +61,7 @@ def recurrent(case: Case) -> str:
     layers = [] if case.is_gradient or case.first.size > LARGEST else read(case.weights)
     if not layers or not 2 <= case.first.ndim <= 3:
         return ""
-    ours = its = ""
-    for name, made in _outputs(case, layers):
-        ours = ours or (name if case.fits(case.first, made) else "")
-        its = its or (name if case.fits(case.second, made) else "")
-        if ours and its:
-            return f"{case.labels[0]} computes {ours}, {case.labels[1]} {its}" if ours != its else ""
-    return ""
+    return first_fit(case, _outputs(case, layers))
 
 
 # ---- weights
@@ -175,7 +169,8 @@ class RecurrentStep:
     backward: bool = False
 
 
-def _sigmoid(value: Array) -> Array:
+def sigmoid(value: Array) -> Array:
+    """Return the logistic function of every element."""
     return np.asarray(1 / (1 + np.exp(-value)))
 
 
@@ -196,8 +191,8 @@ def _lstm(
     def run(layer: RecurrentWeights, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
         of_input, kept = _sums(layer, x, h)
         i, f, g, o = of_input + kept
-        new = _sigmoid(f + forget) * c + _sigmoid(i) * candidate(g)
-        return _sigmoid(o) * shown(c if late else new), new
+        new = sigmoid(f + forget) * c + sigmoid(i) * candidate(g)
+        return sigmoid(o) * shown(c if late else new), new
 
     return run
 
@@ -207,7 +202,7 @@ def _gru(
 ) -> Run:
     def run(layer: RecurrentWeights, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
         of_input, kept = _sums(layer, x, h)
-        r, z = _sigmoid(of_input[0] + kept[0]), _sigmoid(of_input[1] + kept[1])
+        r, z = sigmoid(of_input[0] + kept[0]), sigmoid(of_input[1] + kept[1])
         bias = layer.kept_bias[2]
         product = (r * h) @ layer.kept[2].T if before else r * (kept[2] - bias)
         new = candidate(of_input[2] + product + (bias if before or outside else r * bias))
@@ -248,7 +243,7 @@ def _steps(count: int) -> Iterator[RecurrentStep]:
     yield RecurrentStep("that goes backwards in time", usual, plain, backward=True)
     others: dict[int, dict[str, Run]] = {
         4: {
-            "with a sigmoid for the candidate": _lstm(candidate=_sigmoid),
+            "with a sigmoid for the candidate": _lstm(candidate=sigmoid),
             "that gives out its state without tanh": _lstm(shown=np.asarray),
             "with 1 added to the forget gate": _lstm(forget=1.0),
             "whose output is of the state before": _lstm(late=True),
@@ -257,15 +252,15 @@ def _steps(count: int) -> Iterator[RecurrentStep]:
             "whose update gate is the other way round": _gru(turned=True),
             "that resets the state before the product": _gru(before=True),
             "whose bias from the state is not reset": _gru(outside=True),
-            "with a sigmoid for the candidate": _gru(candidate=_sigmoid),
+            "with a sigmoid for the candidate": _gru(candidate=sigmoid),
         },
-        1: {"with ReLU": _rnn(_relu), "with a sigmoid": _rnn(_sigmoid), "with no activation": _rnn(np.asarray)},
+        1: {"with ReLU": _rnn(_relu), "with a sigmoid": _rnn(sigmoid), "with no activation": _rnn(np.asarray)},
     }
     for name, run in others[count].items():
         yield RecurrentStep(name, usual, run)
 
 
-def _outputs(case: Case, layers: Sequence[RecurrentWeights]) -> Iterator[tuple[str, Array]]:
+def _outputs(case: Case, layers: Sequence[RecurrentWeights]) -> Ways:
     """Yield a description and the result of the layers on the inputs, for every way that a port may compute them."""
     width, count = layers[0].given.shape[2], len(layers[0].kept)
     state = layers[0].kept.shape[1]
@@ -323,9 +318,7 @@ def _run(
     return (states[::-1], memories[::-1]) if backward else (states, memories)
 
 
-def _shown(
-    shape: tuple[int, ...], name: str, h: Array, c: Array, axis: int | None, *, has_memory: bool
-) -> Iterator[tuple[str, Array]]:
+def _shown(shape: tuple[int, ...], name: str, h: Array, c: Array, axis: int | None, *, has_memory: bool) -> Ways:
     """Yield the arrays that a layer may return from its states and memories, if they have the shape in question."""
     ways = [("", h), (" (its memory)", c)] if has_memory else [("", h)]
     for what, states in ways:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from .case import LARGEST, Array, Case, first_fit
+from .case import Array, Case, Ways
 
 MAX_CHUNKS = 6
 """Most parts of a modulation: shift, scale and gate of two branches (adaLN, arXiv 2212.09748)."""
@@ -25,37 +25,8 @@ Matrix = Callable[[int, int], Array]
 """From the sizes before and after to the matrix of a resizing along one axis."""
 
 
-def softmaxes(case: Case) -> str:
-    """Recognise a softmax over another axis."""
-    return "" if _is_unfit(case) else first_fit(case, _softmaxes(case))
-
-
-def reductions(case: Case) -> str:
-    """Recognise a sum for a mean, another reduction, or reduced axes that are not the same."""
-    return "" if _is_unfit(case) else first_fit(case, _reductions(case)) or _averaged(case)
-
-
-def resized(case: Case) -> str:
-    """Recognise another resizing: corners aligned or not, another filter; of an input or of a table that is added."""
-    return "" if _is_unfit(case) else first_fit(case, _resized(case))
-
-
-def padded(case: Case) -> str:
-    """Recognise an input that is padded on other sides or with other values."""
-    return "" if _is_unfit(case) else first_fit(case, _padded(case))
-
-
-def modulated(case: Case) -> str:
-    """Recognise scale and shift exchanged where both are computed from another input."""
-    return "" if _is_unfit(case) else first_fit(case, _modulated(case))
-
-
-def _is_unfit(case: Case) -> bool:
-    sizes = [case.first.size, *(given.size for given in case.inputs)]
-    return case.is_gradient or min(sizes) == 0 or max(sizes) > LARGEST
-
-
-def _softmaxes(case: Case) -> Iterator[tuple[str, Array]]:
+def softmaxes(case: Case) -> Ways:
+    """Yield softmaxes over every axis."""
     for operand in case.inputs:
         if operand.shape != case.first.shape:
             continue
@@ -69,7 +40,8 @@ def _softmaxes(case: Case) -> Iterator[tuple[str, Array]]:
 # ---- reductions
 
 
-def _reductions(case: Case) -> Iterator[tuple[str, Array]]:
+def reductions(case: Case) -> Ways:
+    """Yield reductions of some axes: a mean, a sum, a maximum, or one of the rows."""
     for position, operand in enumerate(case.inputs):
         which = f"input {position}" if len(case.inputs) > 1 else "the input"
         for axes in _subsets(operand.ndim):
@@ -92,9 +64,9 @@ def _subsets(ndim: int) -> Iterator[tuple[int, ...]]:
         yield from itertools.combinations(range(ndim), count)
 
 
-def _averaged(case: Case) -> str:
+def averaged(case: Case) -> str:
     """Recognise a sum for a mean behind other steps: a ratio that is the size of axes that the output lacks."""
-    square = float(np.square(case.first).sum())
+    square = float(np.square(case.first).sum()) if case.is_small(inputs=True) else 0.0
     if not square:
         return ""
     ratio = float((case.first * case.second).sum()) / square
@@ -195,7 +167,8 @@ RESIZINGS: dict[str, Matrix] = {
 """The usual ones first: torch's `interpolate` and `jax.image.resize`."""
 
 
-def _resized(case: Case) -> Iterator[tuple[str, Array]]:
+def resized(case: Case) -> Ways:
+    """Yield inputs resized, with corners aligned or not, by several filters, or with a resized table added."""
     for operand in case.inputs:
         if operand.ndim != case.first.ndim or operand.ndim not in (3, 4):
             continue
@@ -212,7 +185,7 @@ def _resized(case: Case) -> Iterator[tuple[str, Array]]:
     yield from _tables(case)
 
 
-def _tables(case: Case) -> Iterator[tuple[str, Array]]:
+def _tables(case: Case) -> Ways:
     """Yield inputs with a square table of positions added that is resized to their length, a class token kept."""
     if case.first.ndim != 3:
         return
@@ -238,7 +211,8 @@ def _tables(case: Case) -> Iterator[tuple[str, Array]]:
 # ---- padding and modulation
 
 
-def _padded(case: Case) -> Iterator[tuple[str, Array]]:
+def padded(case: Case) -> Ways:
+    """Yield inputs that are padded on some sides, with some values."""
     for operand in case.inputs:
         if operand.ndim != case.first.ndim or operand.size >= case.first.size:
             continue
@@ -256,7 +230,8 @@ def _padded(case: Case) -> Iterator[tuple[str, Array]]:
                 yield f"padding with {name} by {sides}", np.pad(operand, pads, mode=mode)
 
 
-def _modulated(case: Case) -> Iterator[tuple[str, Array]]:
+def modulated(case: Case) -> Ways:
+    """Yield an input scaled and shifted by parts of other inputs, in either role."""
     if case.first.ndim < 2:
         return
     size = case.first.shape[-1]
