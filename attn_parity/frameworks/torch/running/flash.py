@@ -11,10 +11,10 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....sides.tables import STILL
 from .probes import _moves, uniform
+from .rounding import Uncompiled
 
 aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ TWICE = 2.0
 """Units in the last place by which the two computations of a score differ: a unit each, as measured with MKL."""
 
 
-class LogSumExp(TorchDispatchMode):
+class LogSumExp(Uncompiled):
     """While it is entered, softmax and fused attention recompute their weights as ``exp(score - logsumexp(score))``.
 
     The logarithm of the sum is rounded to the precision that scores are computed in: float32 for 16-bit inputs. Scores
@@ -34,10 +34,6 @@ class LogSumExp(TorchDispatchMode):
         given: weights and inputs: a softmax in a lower precision than all of them is left alone, as kernels compute in
             no lower one.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
 
     def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
         super().__init__()
@@ -87,7 +83,7 @@ class LogSumExp(TorchDispatchMode):
         return _formula(scores, -1, safe=True), factor
 
 
-class Flash(TorchDispatchMode):
+class Flash(Uncompiled):
     """Mode that computes fused attention by plain operations which round where FlashAttention does.
 
     The backward pass of the kernels computes two quantities twice, with independent roundings: the scores (for their
@@ -98,10 +94,6 @@ class Flash(TorchDispatchMode):
     Args:
         seed: of the roundings; `STILL` computes attention by softmax itself, where both cancel.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
 
     def __init__(self, seed: int) -> None:
         super().__init__()

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_attn.shards import whole
 
 from ....sides.tables import STILL, Collector
 from ....sides.tables import Tables as Found
 from .promotion import _WRITES_NO_DATA, BACKWARD, _writes, backward_inside
-from .rounding import EXACT
+from .rounding import EXACT, Uncompiled
 
 UNIT = 2.0**-23
 """One unit in the last place of float32, relative."""
@@ -107,12 +107,8 @@ class DispatchTables(TorchFunctionMode):
 _ASK_NOTHING = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.requires_grad_, Tensor.is_floating_point}
 
 
-class _Dataflow(TorchDispatchMode):
+class _Dataflow(Uncompiled):
     """Tracks values that depend on weights and inputs, and moves the rest."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
 
     def __init__(self, seed: int):
         super().__init__()

@@ -28,17 +28,21 @@ MANY = 1 << 20
 """Numbers of a tensor above which they are drawn in float32, which takes a third of the time."""
 
 
-class Rounding(TorchDispatchMode):
+class Uncompiled(TorchDispatchMode):
+    """A mode in which nothing is compiled: else torch imports its compiler, which takes seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Rounding(Uncompiled):
     """While it is entered, operations, those of the backward pass included, round at random.
 
     Args:
         seed: of the random numbers.
         low: the module is of a lower precision than float64, so that its float64 results move by a float32 unit, too.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
 
     def __init__(self, seed: int, low: bool):
         super().__init__()

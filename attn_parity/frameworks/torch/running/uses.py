@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .probes import _held, _operation, _tensors
+from .rounding import Uncompiled
 
 
-class Uses(TorchDispatchMode):
+class Uses(Uncompiled):
     """Follows weights and inputs through one forward pass.
 
     Args:
@@ -26,10 +26,6 @@ class Uses(TorchDispatchMode):
     Attributes:
         found: name of a weight -> when it is used first.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
 
     def __init__(self, weights: Mapping[str, Tensor], inputs: Sequence[Tensor]):
         super().__init__()
