@@ -58,13 +58,13 @@ class Calls:
         first: str,
         second: str,
         inputs: str | None = None,
-        shapes: Sequence[str] = (),
-        dtypes: Sequence[str] = (),
+        shapes: list[str] | None = None,
+        dtypes: list[str] | None = None,
         seeds: int | None = None,
         rules: str | None = None,
-        fixed: Sequence[str] = (),
-        vary: Sequence[str] = (),
-        allow: Mapping[str, str] | None = None,
+        fixed: list[str] | None = None,
+        vary: list[str] | None = None,
+        allow: dict[str, str] | None = None,
         stop: threading.Event | None = None,
     ) -> str:
         """Judge two sides; the arguments are those of ``attn-bridge compare``."""
@@ -73,12 +73,12 @@ class Calls:
                 raise CallError(f"allow ({printable(path)}) must not have '=' in a path")
         options: dict[str, Sequence[object]] = {
             "--inputs": self._files(inputs),
-            "--shape": shapes,
-            "--dtype": dtypes,
+            "--shape": shapes or (),
+            "--dtype": dtypes or (),
             "--seeds": [] if seeds is None else [seeds],
             "--rules": self._files(rules),
-            "--fixed": fixed,
-            "--vary": vary,
+            "--fixed": fixed or (),
+            "--vary": vary or (),
             "--allow": [f"{path}={reason}" for path, reason in (allow or {}).items()],
         }
         sides = [self._side(first, "first"), self._side(second, "second")]
@@ -88,12 +88,12 @@ class Calls:
         self,
         side: str,
         inputs: str | None = None,
-        shapes: Sequence[str] = (),
-        only: Sequence[str] = (),
+        shapes: list[str] | None = None,
+        only: list[str] | None = None,
         stop: threading.Event | None = None,
     ) -> str:
         """Try laws on one side; the arguments are those of ``attn-bridge laws``."""
-        options: dict[str, Sequence[object]] = {"--inputs": self._files(inputs), "--shape": shapes, "--only": only}
+        options = {"--inputs": self._files(inputs), "--shape": shapes or (), "--only": only or ()}
         return self._run("laws", [self._side(side, "side")], options, answers.on_laws, stop)
 
     def convert_plan(

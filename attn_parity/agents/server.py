@@ -6,8 +6,9 @@ Source: https://modelcontextprotocol.io, and its Python SDK, `mcp`.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -65,60 +66,34 @@ def serve(calls: Calls) -> MCPServer:
     server = _Server("attn-bridge", instructions=INSTRUCTIONS, version=attn_bridge.__version__, log_level="ERROR")
     run = _Runs().run
 
-    async def compare(
-        first: str,
-        second: str,
-        inputs: str | None = None,
-        shapes: list[str] | None = None,
-        dtypes: list[str] | None = None,
-        seeds: int | None = None,
-        rules: str | None = None,
-        fixed: list[str] | None = None,
-        vary: list[str] | None = None,
-        allow: dict[str, str] | None = None,
-    ) -> str:
-        return await run(
-            functools.partial(
-                calls.compare,
-                first,
-                second,
-                inputs,
-                shapes or (),
-                dtypes or (),
-                seeds,
-                rules,
-                fixed or (),
-                vary or (),
-                allow,
-            )
-        )
-
     async def explain(report: str, path: str) -> str:
         return await anyio.to_thread.run_sync(_answered, functools.partial(calls.explain, report, path))
-
-    async def laws(
-        side: str, inputs: str | None = None, shapes: list[str] | None = None, only: list[str] | None = None
-    ) -> str:
-        return await run(functools.partial(calls.laws, side, inputs, shapes or (), only or ()))
-
-    async def convert_plan(
-        source: str,
-        target: str,
-        from_layout: str | None = None,
-        to_layout: str | None = None,
-        rules: str | None = None,
-        dtype: str | None = None,
-    ) -> str:
-        return await run(functools.partial(calls.convert_plan, source, target, from_layout, to_layout, rules, dtype))
 
     def report(name: str) -> str:
         return calls.full(name)
 
-    described = [(compare, COMPARE), (explain, EXPLAIN), (laws, LAWS), (convert_plan, CONVERT_PLAN)]
+    described = [
+        (_tool(calls.compare, run), COMPARE),
+        (explain, EXPLAIN),
+        (_tool(calls.laws, run), LAWS),
+        (_tool(calls.convert_plan, run), CONVERT_PLAN),
+    ]
     for function, description in described:
         server.add_tool(function, description=description, structured_output=False)
     server.resource("parity://reports/{name}", mime_type="application/json", description="A report, whole.")(report)
     return server
+
+
+def _tool(call: Callable[..., str], run: Callable[[Callable[..., str]], Awaitable[str]]) -> Callable[..., object]:
+    """Return a tool that runs a call in a thread: with its name and its arguments, but for `stop`."""
+
+    async def tool(**arguments: object) -> str:
+        return await run(functools.partial(call, **arguments))
+
+    own = inspect.signature(call, eval_str=True)
+    parameters = [one for name, one in own.parameters.items() if name != "stop"]
+    tool.__name__, tool.__dict__["__signature__"] = call.__name__, own.replace(parameters=parameters)
+    return tool
 
 
 COMPARE = (

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,11 @@ from .settings import PASSED_ON, SETTINGS, WHOLE, Device, read_markers
 if TYPE_CHECKING:
     from ..results.report import Report
 
-FOUND = pytest.StashKey[list[dict[str, Any]]]()
-"""Results of a test's comparisons, from `_told`, until its report takes them over."""
+FOUND = pytest.StashKey[list[dict[str, object]]]()
+"""Results of a test's comparisons, from `told`, until its report takes them over."""
+
+Allowed = tuple[str, str, bool, bool]
+"""Path and reason of an allowance, whether it covers a difference, and whether anything has that name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +110,8 @@ class Parity:
     def _record(self, report: Report) -> None:
         """Record the result: for the summary, for JUnit and, on a mismatch, as a section of the test's report."""
         node = self._node
-        node.stash.setdefault(FOUND, []).append(_told(report))
+        allowed = [(one.path, one.reason, bool(one.covers), one.known) for one in report.allowed]
+        node.stash.setdefault(FOUND, []).append(told(report.verdict, allowed, report.notes))
         node.user_properties.append(("parity_verdict", report.verdict))
         for allowance in report.allowed:
             if allowance.covers:
@@ -131,15 +136,11 @@ class Parity:
             node.add_report_section("call", "parity", "\n".join(lines))
 
 
-def _told(report: Report) -> dict[str, Any]:
-    """Return the summary of a comparison: plain data, which a worker of xdist can send."""
-    paths = [re.escape(one.path) for one in report.allowed if one.covers]
+def told(verdict: str, allowed: Sequence[Allowed], notes: Iterable[str]) -> dict[str, object]:
+    """Return what the summary shows of a comparison: plain data, which a worker of xdist can send."""
+    paths = [re.escape(path) for path, _, covers, _ in allowed if covers]
     named = re.compile(rf"(?<![\w.])(?:{'|'.join(paths)})(?![\w])")
-    return {
-        "verdict": report.verdict,
-        "allowed": [(one.path, one.reason, bool(one.covers), one.known) for one in report.allowed],
-        "notes": [note for note in report.notes if paths and named.search(note)],
-    }
+    return {"verdict": verdict, "allowed": allowed, "notes": [note for note in notes if paths and named.search(note)]}
 
 
 def file_name(nodeid: str, call: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .comparing import FOUND, file_name, shown
+from .comparing import FOUND, file_name, shown, told
 from .settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -60,7 +59,9 @@ class PairItem(pytest.Item):
             folder = self.path.parent
             result = judging.judge(self.pair, folder, Path(scratch).resolve(), seconds=SECONDS, is_open=True)
         self.user_properties.append(("parity_verdict", result.verdict))
-        self.stash.setdefault(FOUND, []).append(_summary(result))
+        report: Data = result.report or {}
+        allowed = [(one["path"], one["reason"], bool(one["covers"]), one["known"]) for one in report.get("allowed", ())]
+        self.stash.setdefault(FOUND, []).append(told(result.verdict, allowed, report.get("notes", ())))
         if result.verdict != "equal":
             self._write(result)
             pytest.fail("\n".join(_lines(result)), pytrace=False)
@@ -79,16 +80,6 @@ class PairItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Return the manifest, and the name of the pair."""
         return self.path, None, self.name
-
-
-def _summary(result: Judgement) -> dict[str, object]:
-    """Return the data that the summary of all comparisons shows."""
-    report: Data = result.report or {}
-    allowed = [(one["path"], one["reason"], bool(one["covers"]), one["known"]) for one in report.get("allowed", ())]
-    paths = [re.escape(path) for path, _, covers, _ in allowed if covers]
-    named = re.compile(rf"(?<![\w.])(?:{'|'.join(paths)})(?![\w])")
-    notes = [note for note in report.get("notes", ()) if paths and named.search(note)]
-    return {"verdict": result.verdict, "allowed": allowed, "notes": notes}
 
 
 def _lines(result: Judgement) -> Iterator[str]:
