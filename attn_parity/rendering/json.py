@@ -18,6 +18,7 @@ from ..results.findings import SCHEMA, Divergence, ModuleNode, PairedParameter, 
 if TYPE_CHECKING:
     from ..laws.report import LawsReport
     from ..results.report import Report
+    from ..settings.doctor import Diagnosis
     from ..training.report import TrainingReport
 
 FORMER: dict[type, tuple[str, ...]] = {
@@ -31,12 +32,12 @@ FORMER: dict[type, tuple[str, ...]] = {
 
 
 def as_json(
-    report: Report | TrainingReport | LawsReport, path: str | Path | None = None, schema: int = SCHEMA
+    report: Report | TrainingReport | LawsReport | Diagnosis, path: str | Path | None = None, schema: int = SCHEMA
 ) -> dict[str, Any]:
     """Return the report as JSON-ready data: every field but the pictures; non-finite numbers become null.
 
     Args:
-        report: a report of `compare`, `train` or `laws`.
+        report: a report of `compare`, `train`, `laws` or `doctor`.
         path: file to write it to as well.
         schema: version of its form.
 

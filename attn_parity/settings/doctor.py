@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -107,21 +106,9 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Return the diagnosis as JSON-ready data; an infinite error is given as null."""
-        return {
-            "schema": 1,
-            "passed": self.passed,
-            "summary": self.summary(),
-            "environment": self.environment,
-            "devices": self.devices,
-            "missing": self.missing,
-            "products": {
-                library: {kind: error if math.isfinite(error) else None for kind, error in errors.items()}
-                for library, errors in self.products.items()
-            },
-            "implementations": self.implementations,
-            "switches": [dataclasses.asdict(row) for row in self.switches],
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
-        }
+        from ..rendering.json import as_json
+
+        return as_json(self, schema=1)
 
 
 def examine() -> Diagnosis:

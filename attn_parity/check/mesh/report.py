@@ -91,12 +91,4 @@ class MeshReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON-ready data."""
-        return {
-            "passed": self.passed,
-            "mesh": self.mesh,
-            "method": self.method,
-            "seeds": self.seeds,
-            "seconds": self.seconds,
-            "rows": [dataclasses.asdict(row) for row in self.rows],
-            "environment": self.environment,
-        }
+        return {"passed": self.passed, **dataclasses.asdict(self)}
