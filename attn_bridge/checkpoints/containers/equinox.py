@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
-from .base import MAX_HEADER, MAX_TENSORS, Array, TensorInfo, numpy_dtype
-from .files import bad, check_range, parse_json
-from .npz import MAGIC, name_of, read_header
-from .sources import FileReader
+from .base import MAX_HEADER, MAX_TENSORS, TensorInfo
+from .files import bad, parse_json
+from .npz import MAGIC, SavedArray, name_of, read_header
+from .sources import OrderedReader
 
 LINE = 1 << 20
 """Bytes of the line of hyperparameters, at most."""
 
 
-class EquinoxReader(FileReader):
+class EquinoxReader(OrderedReader[SavedArray]):
     """One file; its leaves have no names, and are numbered from 0. `metadata` is the JSON in front of them."""
 
     format: ClassVar[str] = "equinox"
 
     def _read_headers(self) -> None:
-        self._turned: dict[str, tuple[bool, bool]] = {}
-        self._held: tuple[str, Array] | None = None
         self.metadata, start = self._read_line()
         while start < self._file.size:
-            start = self._place(str(len(self.tensors)), start)
+            start = self._place(str(len(self._stored)), start)
 
     def _read_line(self) -> tuple[dict[str, object], int]:
         """Return the metadata from the line of JSON in front of the arrays, and the offset of the first array."""
@@ -47,7 +43,7 @@ class EquinoxReader(FileReader):
     def _place(self, name: str, start: int) -> int:
         """Note an array, and return where the next one begins."""
         label, left = f"leaf {name}", self._file.size - start
-        if len(self.tensors) == MAX_TENSORS:
+        if len(self._stored) == MAX_TENSORS:
             raise bad(self.path, f"has more than {MAX_TENSORS} leaves")
 
         def read(begin: int, count: int) -> bytes | memoryview:
@@ -57,24 +53,5 @@ class EquinoxReader(FileReader):
         info = TensorInfo(name, name_of(self.path, label, dtype), shape)
         if begin + info.nbytes > left:
             raise bad(self.path, f"{label} claims {info.nbytes} bytes; the file has {left - begin}")
-        self.tensors[name], self._starts[name] = info, start + begin
-        self._turned[name] = fortran and len(shape) > 1, dtype.byteorder == ">"
+        self._stored[name] = SavedArray(info, read, begin, fortran=fortran, swapped=dtype.byteorder == ">")
         return start + begin + info.nbytes
-
-    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of a leaf."""
-        if not any(self._turned[name]):
-            return super().read_range(name, start, stop)
-        info = self.tensors[name]
-        check_range(self.path, info, start, stop)
-        if self._held is None or self._held[0] != name:
-            self._held = name, self._whole(info)
-        return self._held[1].reshape(-1).view(np.uint8).data[start:stop]
-
-    def _whole(self, info: TensorInfo) -> Array:
-        """Return an array in Fortran order or big-endian as a C-order, little-endian one."""
-        fortran, swapped = self._turned[info.name]
-        array = np.frombuffer(self._file.read(self._starts[info.name], info.nbytes), np.dtype(f"V{info.itemsize}"))
-        array = array.reshape(info.shape[::-1]).T if fortran else array.reshape(info.shape)
-        whole = np.ascontiguousarray(array)
-        return whole.view(numpy_dtype(info.dtype)).byteswap() if swapped else whole

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import io
-import math
 import re
 import struct
 import warnings
@@ -16,23 +15,23 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...printable import printable
-from .base import MAX_HEADER, TensorInfo, Writer, numpy_dtype
+from .base import MAX_HEADER, TensorInfo, numpy_dtype
 from .files import (
     DTYPES,
     bad,
+    c_strides,
     check_count,
     check_dtype,
-    check_infos,
     check_name,
-    check_range,
     check_shape,
     gather,
+    is_c_order,
     leads_out,
     parse_json,
 )
-from .sources import FileReader
-from .writing import InOrder, dump_json, sync_folder
-from .zips import Archive, Member, members
+from .sources import OrderedReader
+from .writing import dump_json
+from .zips import Archive, ArchiveWriter, Member, members
 
 EXTRA = "attn_bridge.json"
 """Member with the names of dtypes that NumPy lacks, and the metadata; omitted if both are empty."""
@@ -110,6 +109,49 @@ def name_of(path: Path, label: str, dtype: np.dtype) -> str:
     return dtype_name
 
 
+class SavedArray:
+    """An array as `numpy.save` writes it; one in Fortran's order or big-endian is held in C's and little-endian.
+
+    Args:
+        info: its name, dtype and shape.
+        read: returns bytes of what was saved, by position and count.
+        begin: position of the elements.
+        fortran: whether they are in Fortran's order.
+        swapped: whether they are big-endian.
+    """
+
+    def __init__(
+        self,
+        info: TensorInfo,
+        read: Callable[[int, int], bytes | memoryview],
+        begin: int,
+        *,
+        fortran: bool,
+        swapped: bool,
+    ):
+        self.info, self._read, self._begin, self._swapped = info, read, begin, swapped
+        strides = c_strides(info.shape)
+        self._strides = c_strides(info.shape[::-1])[::-1] if fortran else strides
+        self._is_plain = not swapped and is_c_order(info.shape, self._strides)
+        self._whole: memoryview | None = None
+
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes ``start:stop`` of its elements in C order."""
+        if self._is_plain:
+            return self._read(self._begin + start, stop - start)
+        if self._whole is None:
+            bits, dtype = np.dtype(f"V{self.info.itemsize}"), numpy_dtype(self.info.dtype)
+            read, begin = self._read, self._begin
+            whole = gather(lambda at, count: read(begin + at, count), bits, self.info.shape, self._strides)
+            whole = whole.view(dtype).byteswap() if self._swapped else whole
+            self._whole = whole.reshape(-1).view("uint8").data
+        return self._whole[start:stop]
+
+    def release(self) -> None:
+        """Free its copy in C order."""
+        self._whole = None
+
+
 PLAIN_KINDS = "USMmO"
 """Kinds of dtypes of texts, times and objects, which are named and not read."""
 
@@ -117,7 +159,7 @@ OBJECTS = "objects, which only unpickling reads; save the arrays in it by np.sav
 """Kind of an array of objects, and a remedy."""
 
 
-class NpzReader(FileReader):
+class NpzReader(OrderedReader[SavedArray]):
     """One file; arrays in Fortran's order or big-endian come out in C's order and little-endian."""
 
     format: ClassVar[str] = "npz"
@@ -131,20 +173,16 @@ class NpzReader(FileReader):
         if not isinstance(self.metadata, dict) or not isinstance(dtypes, dict):
             raise bad(path, f"{EXTRA} in it has no objects")
         check_count(path, len(entries))
-        self._places: dict[str, tuple[Member, int, bool, bool]] = {}
-        self._unread: dict[str, str] = {}
-        self.unread = self._unread
         for file, member in entries.items():
             if not file.endswith(".npy"):
                 raise bad(path, f"{printable(file)} in it is no array")
             self._place(file.removesuffix(".npy"), member, dtypes)
-        if self._unread and not self.tensors:  # nothing else in it
+        if self._unread and not self._stored:  # nothing else in it
             name, reason = next(iter(self._unread.items()))
             raise bad(path, f"{printable(name)} {reason.removeprefix('it ')}")
-        wrong = [printable(name) for name in dtypes if name not in self.tensors]
+        wrong = [printable(name) for name in dtypes if name not in self._stored]
         if wrong:
             raise bad(path, f"{EXTRA} in it names arrays that are not there: {', '.join(wrong[:9])}")
-        self._gathered: tuple[str, memoryview] = ("", memoryview(b""))
 
     def _read_extra(self, member: Member | None) -> dict[str, Any]:
         if member is None:
@@ -173,41 +211,17 @@ class NpzReader(FileReader):
         info = TensorInfo(name, dtype_name, check_shape(self.path, name, shape))
         if begin + info.nbytes != member.size:
             raise bad(self.path, f"{label} claims {info.nbytes} bytes; its member has {member.size - begin}")
-        self.tensors[name] = info
-        swapped = dtype.byteorder == ">"
-        self._places[name] = member, begin, fortran and math.prod(shape) > 1 and len(shape) > 1, swapped
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of an array."""
-        info = self.tensors[name]
-        check_range(self.path, info, start, stop)
-        member, begin, fortran, swapped = self._places[name]
-        if not fortran and not swapped:
+        def read(at: int, count: int) -> bytes | memoryview:
             # From its first byte, as a member checks its checksum only when it is read whole and in order.
-            if not start and stop:
+            if at == begin and count:
                 member.read(0, begin)
-            return member.read(begin + start, stop - start)
-        if self._gathered[0] != name:
-            self._gathered = ("", memoryview(b""))
-            dtype = numpy_dtype(info.dtype)
-            shape = info.shape[::-1] if fortran else info.shape
-            strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-            order = dtype.newbyteorder(">") if swapped else dtype
-            turned = (info.shape, strides[::-1]) if fortran else (info.shape, strides)
-            whole = gather(lambda at, count: member.read(begin + at, count), order, *turned)
-            plain = whole.astype(dtype, copy=False) if dtype.kind in "bui" else whole.view(f"V{dtype.itemsize}")
-            if swapped and dtype.kind not in "bui":
-                plain = whole.byteswap().view(f"V{dtype.itemsize}")
-            self._gathered = name, plain.reshape(-1).view("uint8").data
-        return self._gathered[1][start:stop]
+            return member.read(at, count)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._gathered = ("", memoryview(b""))
-        self._file.close()
+        self._stored[name] = SavedArray(info, read, begin, fortran=fortran, swapped=dtype.byteorder == ">")
 
 
-class NpzWriter(Writer):
+class NpzWriter(ArchiveWriter):
     """One file, of stored members, that ``np.load`` reads.
 
     What NumPy has no dtype for (bfloat16, float8) is written as NumPy itself would: as void of that size. The member
@@ -219,7 +233,6 @@ class NpzWriter(Writer):
 
     def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, object]):
         super().__init__(path, tensors, metadata)
-        check_infos(path, tensors)
         for info in tensors:
             if info.file:
                 raise bad(path, "an .npz is one file; choose safetensors for several")
@@ -231,12 +244,11 @@ class NpzWriter(Writer):
         foreign = {info.name: info.dtype for info in tensors if numpy_dtype(info.dtype).isbuiltin != 1}
         extra_fields = {key: value for key, value in (("dtypes", foreign), ("metadata", self.metadata)) if value}
         extra = dump_json(path, extra_fields, sort_keys=True) if extra_fields else b""
-        self._order = InOrder(path, self.tensors)
         self._zip = Archive(path, align=1)
         if extra:
             self._zip.add(EXTRA, extra)
 
-    def _begin(self, info: TensorInfo) -> None:
+    def _enter(self, info: TensorInfo) -> None:
         head = io.BytesIO()
         dtype = numpy_dtype(info.dtype)
         code = dtype.str if dtype.isbuiltin == 1 else f"<V{dtype.itemsize}"
@@ -244,20 +256,3 @@ class NpzWriter(Writer):
         np.lib.format.write_array_header_1_0(head, descr)
         self._zip.begin(f"{info.name}.npy", len(head.getvalue()) + info.nbytes)
         self._zip.append(head.getvalue())
-
-    def write_range(self, name: str, start: int, data: Any) -> None:
-        """Write the next bytes of an array."""
-        for info in self._order.take(name, start, memoryview(data).nbytes):
-            self._begin(info)
-        self._zip.append(data)
-
-    def finish(self) -> None:
-        """Write the directory, flush and close."""
-        for info in self._order.rest():
-            self._begin(info)
-        self._zip.finish()
-        sync_folder(self.path.parent)
-
-    def abort(self) -> None:
-        """Close without finishing."""
-        self._zip.abort()

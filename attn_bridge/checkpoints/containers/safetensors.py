@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -10,13 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...printable import printable
-from .base import MAX_HEADER, Extent, Reader, TensorInfo, Writer
-from .files import bad, check_count, check_infos, check_name, check_range, check_shape, parse_json, unwritable
+from .base import MAX_HEADER, Extent, Reader, TensorInfo
+from .files import bad, check_count, check_infos, check_name, check_shape, parse_json
+from .placed import PlacedWriter
 from .remote import is_remote
-from .remote.targets import open_target, put
+from .remote.targets import put
 from .shards import ShardedReader, index_of
 from .sources import FileReader, inside
-from .writing import TargetFile, dump_json, sync_folder
+from .writing import dump_json, sync_folder
 
 SMALL = ("F4", "F6_E2M3", "F6_E3M2")
 """Dtypes whose elements are smaller than a byte."""
@@ -129,15 +129,10 @@ class SafetensorsReader(FileReader):
                 how = "overlap" if start < end else f"leave a hole of {start - end} bytes"
                 raise bad(self.path, f"{printable(before)} and {printable(info.name)} {how}")
             self.tensors[info.name] = info
-            self._starts[info.name] = begin + start
+            self._pieces[info.name] = ((self._file, begin + start, info.nbytes),)
             end, before = stop, info.name
         if begin + end != self._file.size:
             raise bad(self.path, f"its tensors end at byte {begin + end}; the file has {self._file.size}")
-
-    def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """Read bytes of a tensor into `into`."""
-        check_range(self.path, self.tensors[name], start, start + len(into))
-        self._file.read_into(self._starts[name] + start, into)
 
 
 def _check_whole(path: Path, offsets: str) -> None:
@@ -205,7 +200,7 @@ def _without_original(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[st
     return names, ()
 
 
-class SafetensorsWriter(Writer):
+class SafetensorsWriter(PlacedWriter):
     """One file if no tensor names a shard, otherwise a folder of the shards and an index.
 
     Tensors are written in the given order; if that would misalign a tensor for its dtype, they are sorted by the size
@@ -215,7 +210,6 @@ class SafetensorsWriter(Writer):
     """
 
     format: ClassVar[str] = "safetensors"
-    random_access: ClassVar[bool] = True
 
     def __init__(
         self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
@@ -231,25 +225,17 @@ class SafetensorsWriter(Writer):
         if not self._folder and set(groups) > {""}:
             raise bad(path, "some tensors name a file and some don't")
         own = metadata.get("files", {}) if self._folder else {"": metadata}
-        if self._folder and not is_share:
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise unwritable(path, error) from None
-        self._layouts: dict[str, tuple[bytes, int]] = {}
         self._starts: dict[str, int] = {}
+        sizes, headers = {}, []
         for file, infos in (groups or {"": []}).items():
             if file:
                 inside(path, file, path)
                 if not file.endswith(ENDING):
                     raise bad(path, f"the file {printable(file)} has to end with {ENDING}")
-            self._layouts[file] = self._lay_out(infos, own.get(file, {}))
+            header, sizes[file] = self._lay_out(infos, own.get(file, {}))
+            headers.append((file, 0, header))
         self._index = self._folder and (len(groups) > 1 or "index" in metadata)
-        self._begun: set[str] = set(self._layouts) if is_share else set()
-        self._headed: set[str] = set()
-        self._open: collections.OrderedDict[str, TargetFile] = collections.OrderedDict()
-        for file in () if is_share else self._layouts:
-            self._target(file)
+        self._begin(sizes, headers)
 
     def _lay_out(self, infos: list[TensorInfo], metadata: Mapping[str, object]) -> tuple[bytes, int]:
         """Return a file's header and its size, and note where its tensors begin."""
@@ -283,47 +269,10 @@ class SafetensorsWriter(Writer):
             self._starts[info.name] += begin
         return struct.pack("<Q", len(text)) + text, begin + end
 
-    def _target(self, file: str) -> TargetFile:
-        if file in self._open:
-            self._open.move_to_end(file)
-            return self._open[file]
-        header, size = self._layouts[file]
-        target = open_target(self.path / file if file else self.path, size, past_cache=not self._is_share)
-        if file not in self._begun:
-            target.fill(0, header)
-            self._begun.add(file)
-        self._open[file] = target
-        # A process may have few descriptors (often 1,024, 256 on macOS), and a checkpoint hundreds of shards.
-        while len(self._open) > 32:
-            oldest = next(iter(self._open))
-            self._open[oldest].sync()
-            self._open.pop(oldest).close()
-        return target
-
-    def place(self, name: str, start: int) -> int:
-        """Return the offset in its file of a byte of a tensor."""
-        return self._starts[name] + start
-
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
-        """Return the file extents of bytes of a tensor."""
-        return [Extent(self.tensors[name].file, self._starts[name] + start, stop - start)]
-
-    def write_range(self, name: str, start: int, data: Any) -> None:
-        """Write bytes of a tensor, in any order."""
-        info = self.tensors[name]
-        check_range(self.path, info, start, start + memoryview(data).nbytes)
-        target, header = self._target(info.file), self._layouts[info.file][0]
-        is_first = self.place(name, start) == len(header) and info.file not in self._headed
-        if self._is_share and target.joins and is_first and memoryview(data).nbytes:
-            target.write(0, header)
-            self._headed.add(info.file)
-        target.write(self.place(name, start), data)
-
-    def flush(self) -> None:
-        """Flush all files and close them."""
-        for target in self._open.values():
-            target.sync()
-        self.abort()
+        """Return the file extent of bytes of a tensor."""
+        extent = Extent(self.tensors[name].file, self._starts[name] + start, stop - start)
+        return [extent] if start < stop else []
 
     def finish(self) -> None:
         """Flush all files, then write the index."""
@@ -333,11 +282,6 @@ class SafetensorsWriter(Writer):
             size = sum(info.nbytes for info in self.tensors.values())
             index = {"metadata": {**self.metadata.get("index", {}), "total_size": size}, "weight_map": weights}
             put(self.path / INDEX, dump_json(self.path, index, indent=2, sort_keys=True) + b"\n")
-        folders = {(self.path / file).parent for file in self._layouts}
+        folders = {(self.path / file).parent for file in self._sizes}
         for folder in sorted({*folders, self.path.parent}):
             sync_folder(folder)
-
-    def abort(self) -> None:
-        """Close all files."""
-        while self._open:
-            self._open.popitem()[1].close()

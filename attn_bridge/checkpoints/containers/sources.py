@@ -8,14 +8,18 @@ from __future__ import annotations
 import abc
 import errno
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ...printable import printable
-from .base import ORBAX_ITEMS, ORBAX_METADATA, ORBAX_UNFINISHED, Reader
+from .base import ORBAX_ITEMS, ORBAX_METADATA, ORBAX_UNFINISHED, Reader, TensorInfo
 from .files import File, bad, check_name, check_range, listed
 from .links import LinkError, resolve_below
 from .remote import RemotePath
+
+if TYPE_CHECKING:
+    from .zips import Window
 
 
 def inside(folder: Path, name: object, named_by: object) -> Path:
@@ -68,7 +72,9 @@ def read_file(path: Path, folder: Path, most: int) -> bytes:
 
 
 class FileReader(Reader):
-    """A container in one file; `_starts` has where elements in C order begin, for readers that keep them so.
+    """A container in one file, or in a few; `_pieces` has where the elements of each tensor lie in C order.
+
+    Subclasses read headers from `_file`, and open further files by `_open`.
 
     Args:
         path: the file.
@@ -76,33 +82,122 @@ class FileReader(Reader):
     """
 
     def __init__(self, path: Path, folder: Path | None = None):
-        self.path = path
+        self.path, self._folder = path, folder
         self.tensors, self.metadata = {}, {}
-        self._file = open_file(path, folder)
-        self._starts: dict[str, int] = {}
+        self._unread: dict[str, str] = {}
+        self.unread = self._unread
+        self._files: list[File] = []
+        self._pieces: dict[str, Sequence[tuple[File | Window, int, int]]] = {}
         try:
+            self._file = self._open(path, folder)
             self._read_headers()
         except BaseException:
-            self._file.close()
+            self.close()
             raise
+
+    def _open(self, path: Path, folder: Path | None) -> File:
+        self._files.append(open_file(path, folder))
+        return self._files[-1]
 
     @abc.abstractmethod
     def _read_headers(self) -> None:
-        """Read tensors and metadata, and where in the file each tensor begins."""
+        """Read tensors and metadata, and (file, start, bytes) of the pieces of each tensor."""
+
+    def files(self) -> list[Path]:
+        """Return the files."""
+        return [file.path for file in self._files]
+
+    def _cut(self, name: str, start: int, stop: int) -> Iterator[tuple[File | Window, int, int]]:
+        """Yield (file, start, count) of bytes ``start:stop`` of a tensor, in order."""
+        for file, begin, size in self._pieces.get(name, ()):
+            first, last = max(start, 0), min(stop, size)
+            if first < last:
+                yield file, begin + first, last - first
+            start, stop = start - size, stop - size
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
         check_range(self.path, self.tensors[name], start, stop)
-        return self._file.read(self._starts[name] + start, stop - start)
+        parts = [file.read(begin, count) for file, begin, count in self._cut(name, start, stop)]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """Read bytes of a tensor into `into`."""
+        check_range(self.path, self.tensors[name], start, start + len(into))
+        done = 0
+        for file, begin, count in self._cut(name, start, start + len(into)):
+            file.read_into(begin, into[done : done + count])
+            done += count
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
         """Begin to read bytes of tensors that will be needed soon."""
-        begins = ((self._starts[name] + start, stop - start) for name, start, stop in ranges if name in self._starts)
-        self._file.read_ahead(begins)
+        by_file: dict[File | Window, list[tuple[int, int]]] = {}
+        for name, start, stop in ranges:
+            for file, begin, count in self._cut(name, start, stop):
+                by_file.setdefault(file, []).append((begin, count))
+        for file, wanted in by_file.items():
+            file.read_ahead(wanted)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+
+class OrderedTensor(Protocol):
+    """A tensor that may lie in another order than C's in its file, and then is held in memory once it is read."""
+
+    info: TensorInfo
+
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes ``start:stop`` of its elements in C order."""
+
+    def release(self) -> None:
+        """Free its copy in C order."""
+
+
+Ordered = TypeVar("Ordered", bound=OrderedTensor)
+
+
+class Latest(Generic[Ordered]):
+    """The tensor of a reader that was read last: the memory of the one before is freed."""
+
+    def __init__(self) -> None:
+        self._tensor: Ordered | None = None
+
+    def of(self, tensor: Ordered) -> Ordered:
+        """Return a tensor that is about to be read."""
+        if self._tensor is not tensor:
+            self.release()
+        self._tensor = tensor
+        return tensor
+
+    def release(self) -> None:
+        """Free its memory."""
+        if self._tensor is not None:
+            self._tensor.release()
+
+
+class OrderedReader(FileReader, Generic[Ordered]):
+    """A container in one file, whose `_stored` has a tensor by each name."""
+
+    def __init__(self, path: Path, folder: Path | None = None):
+        self._stored: dict[str, Ordered] = {}
+        self._latest = Latest[Ordered]()
+        super().__init__(path, folder)
+        self.tensors = {name: tensor.info for name, tensor in self._stored.items()}
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a tensor."""
+        check_range(self.path, self.tensors[name], start, stop)
+        return self._latest.of(self._stored[name]).read(start, stop)
+
+    read_into = Reader.read_into
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._latest.release()
+        super().close()
 
 
 def is_folder(path: Path) -> bool:

@@ -6,16 +6,14 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...printable import printable
 from . import mistaken
-from .base import MAX_HEADER, TensorInfo, Writer, numpy_dtype
+from .base import MAX_HEADER, TensorInfo, numpy_dtype
 from .files import (
     File,
     bad,
-    check_infos,
-    check_range,
     check_shape,
     extent,
     gather,
@@ -25,9 +23,9 @@ from .files import (
 from .pickles import TORCH_DTYPES, Pickler, Strided, read_pickle
 from .pickles.flat import DTENSOR
 from .pickles.ndarrays import InPickle
-from .sources import FileReader
-from .writing import InOrder, dump_json, sync_folder
-from .zips import Archive, Member, Window, members
+from .sources import OrderedReader
+from .writing import dump_json
+from .zips import Archive, ArchiveWriter, Member, Window, members
 
 EXTRA = "attn_bridge.json"
 """Member with the metadata, which ``torch.load`` does not look at."""
@@ -183,7 +181,7 @@ def _config_of(values: Mapping[str, object]) -> dict[str, object] | None:
     }
 
 
-class TorchReader(FileReader):
+class TorchReader(OrderedReader[Stored | InPickle]):
     """One file. Nested dicts give dotted names; `metadata` has the values that are not tensors, by dotted name.
 
     Tensors that share a storage are each read whole; a tensor that is not in C order is gathered when it is read.
@@ -210,12 +208,10 @@ class TorchReader(FileReader):
             name: one if isinstance(one, InPickle) else Stored(path, name, one, entries, prefix)
             for name, one in contents.tensors.items()
         }
-        self.tensors = {name: one.info for name, one in self._stored.items()}
         self.parts = {
             name: (Stored(path, name, part.local, entries, prefix), part) for name, part in contents.parts.items()
         }
         self.is_of_rank = any(reason.startswith(DTENSOR) for reason in contents.unread.values())
-        self._last: Stored | InPickle | None = None
         self._config = _config_of(contents.values)
 
     @property
@@ -227,23 +223,8 @@ class TorchReader(FileReader):
         """Return a tensor, to be read without regard to others."""
         return self._stored[name]
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of a tensor."""
-        check_range(self.path, self.tensors[name], start, stop)
-        tensor = self._stored[name]
-        if self._last is not None and self._last is not tensor:
-            self._last.release()
-        self._last = tensor
-        return tensor.read(start, stop)
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._last is not None:
-            self._last.release()
-        self._file.close()
-
-
-class TorchWriter(Writer):
+class TorchWriter(ArchiveWriter):
     """One file: a dict of tensors by name, each with a separate storage, which ``torch.load`` reads and maps.
 
     `metadata` is stored in a member of the archive that torch ignores and our reader reads.
@@ -253,7 +234,6 @@ class TorchWriter(Writer):
 
     def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, object]):
         super().__init__(path, tensors, metadata)
-        check_infos(path, tensors)
         for info in tensors:
             if info.file:
                 raise bad(path, "a checkpoint of torch is written as one file; choose safetensors for several")
@@ -265,7 +245,6 @@ class TorchWriter(Writer):
         extra = dump_json(path, self.metadata, sort_keys=True) if metadata else b""
         self._prefix = "archive/"
         self._numbers = {name: number for number, name in enumerate(self.tensors)}
-        self._order = InOrder(path, self.tensors)
         self._zip = Archive(path)
         self._zip.add(self._prefix + "data.pkl", pickle)
         if extra:
@@ -282,22 +261,10 @@ class TorchWriter(Writer):
         pickler.raw(b"u")
         return pickler.finish()
 
-    def write_range(self, name: str, start: int, data: Any) -> None:
-        """Write the next bytes of a tensor."""
-        for info in self._order.take(name, start, memoryview(data).nbytes):
-            self._zip.begin(f"{self._prefix}data/{self._numbers[info.name]}", info.nbytes)
-        self._zip.append(data)
+    def _enter(self, info: TensorInfo) -> None:
+        self._zip.begin(f"{self._prefix}data/{self._numbers[info.name]}", info.nbytes)
 
-    def finish(self) -> None:
-        """Write the remaining members, flush and close."""
-        for info in self._order.rest():
-            self._zip.begin(f"{self._prefix}data/{self._numbers[info.name]}", info.nbytes)
+    def _add_last(self) -> None:
         # Version 3 is that of torch 1.6 and later. The id is a constant, so that the same tensors make the same file.
         self._zip.add(self._prefix + "version", b"3\n")
         self._zip.add(self._prefix + ".data/serialization_id", b"0" * 40)
-        self._zip.finish()
-        sync_folder(self.path.parent)
-
-    def abort(self) -> None:
-        """Close without finishing."""
-        self._zip.abort()

@@ -10,7 +10,7 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...printable import printable
-from .base import TensorInfo
 from .files import PIECE, bad, unwritable
 
 
@@ -261,40 +260,3 @@ def chunk_shape(shape: Sequence[int], itemsize: int, most: int) -> tuple[int, ..
         if chunk[axis] > 1:
             break
     return tuple(chunk)
-
-
-class InOrder:
-    """Checks that writers without random access receive bytes in order, and returns the tensors they belong to.
-
-    Args:
-        path: the file to write.
-        tensors: its tensors.
-    """
-
-    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]):
-        self._path = path
-        self._left = iter(tensors.values())
-        self._now: TensorInfo | None = None
-        self._done = 0
-
-    def take(self, name: str, start: int, count: int) -> Iterator[TensorInfo]:
-        """Go through tensors up to that one; yield those that begin here, the empty ones between included."""
-        while self._now is None or self._now.name != name:
-            if self._now is not None and self._done != self._now.nbytes:
-                raise bad(self._path, f"{printable(self._now.name)} was left at byte {self._done}")
-            self._now, self._done = next(self._left, None), 0
-            if self._now is None:
-                raise bad(self._path, f"{printable(name)} comes too late, or is not to be written")
-            yield self._now
-        if start != self._done or start + count > self._now.nbytes:
-            raise bad(self._path, f"bytes of {printable(name)} come out of order: {start} after {self._done}")
-        self._done += count
-
-    def rest(self) -> Iterator[TensorInfo]:
-        """Yield the tensors that were not begun, all of which must be empty."""
-        if self._now is not None and self._done != self._now.nbytes:
-            raise bad(self._path, f"{printable(self._now.name)} was left at byte {self._done}")
-        for info in self._left:
-            if info.nbytes:
-                raise bad(self._path, f"{printable(info.name)} was not written")
-            yield info

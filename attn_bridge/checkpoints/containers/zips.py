@@ -6,6 +6,7 @@ by threads; and the directory is first checked against the file, where `zipfile`
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import io
 import itertools
@@ -14,15 +15,15 @@ import threading
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...printable import printable
-from .base import MAX_HEADER, MAX_TENSORS
-from .files import File, bad, leads_out
+from .base import MAX_HEADER, MAX_TENSORS, TensorInfo, Writer
+from .files import File, bad, check_infos, leads_out
 from .remote.targets import open_target
-from .writing import TargetFile, as_bytes
+from .writing import TargetFile, as_bytes, sync_folder
 
 LOCAL, CENTRAL, END, END64, LOCATOR64 = b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7"
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
@@ -60,9 +61,17 @@ class Window:
             raise bad(self.path, f"ends at byte {self.size}, before byte {start + count}")
         return self._file.read(self._start + start, count)
 
+    def read_into(self, start: int, into: memoryview) -> None:
+        """Fill `into` with bytes from position `start` on."""
+        into[:] = self.read(start, len(into))
+
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Announce the next reads, as (start, count)."""
         self._file.prefetch((self._start + start, count) for start, count in ranges)
+
+    def read_ahead(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Begin to read ranges in the order of their use, as (start, count)."""
+        self._file.read_ahead((self._start + start, count) for start, count in ranges)
 
 
 @dataclasses.dataclass
@@ -332,3 +341,56 @@ class _FromPlace(io.BytesIO):
 
     def seek(self, position: int, whence: int = 0, /) -> int:
         return self._place + super().seek(position - self._place, whence)
+
+
+class ArchiveWriter(Writer):
+    """A writer of an archive with a member for each tensor, which come in order; a subclass opens `_zip`."""
+
+    _zip: Archive
+
+    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, object]):
+        super().__init__(path, tensors, metadata)
+        check_infos(path, tensors)
+        self._left = iter(self.tensors.values())
+        self._now: TensorInfo | None = None
+        self._done = 0
+
+    @abc.abstractmethod
+    def _enter(self, info: TensorInfo) -> None:
+        """Begin the member of a tensor."""
+
+    def _next(self) -> TensorInfo | None:
+        """Go on to the next tensor once all bytes of the one before have come; None behind the last."""
+        if self._now is not None and self._done != self._now.nbytes:
+            raise bad(self.path, f"{printable(self._now.name)} was left at byte {self._done}")
+        self._now, self._done = next(self._left, None), 0
+        if self._now is not None:
+            self._enter(self._now)
+        return self._now
+
+    def write_range(self, name: str, start: int, data: Any) -> None:
+        """Write the next bytes of a tensor."""
+        while self._now is None or self._now.name != name:
+            if self._next() is None:
+                raise bad(self.path, f"{printable(name)} comes too late, or is not to be written")
+        count = memoryview(data).nbytes
+        if start != self._done or start + count > self._now.nbytes:
+            raise bad(self.path, f"bytes of {printable(name)} come out of order: {start} after {self._done}")
+        self._done += count
+        self._zip.append(data)
+
+    def finish(self) -> None:
+        """Write the empty tensors that are left and the directory, flush and close."""
+        while (info := self._next()) is not None:
+            if info.nbytes:
+                raise bad(self.path, f"{printable(info.name)} was not written")
+        self._add_last()
+        self._zip.finish()
+        sync_folder(self.path.parent)
+
+    def _add_last(self) -> None:
+        """Write members behind those of the tensors."""
+
+    def abort(self) -> None:
+        """Close without finishing."""
+        self._zip.abort()

@@ -8,13 +8,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from ....printable import printable
 from ..base import GAP, SPARSE, Array, Reader, TensorInfo, rows_as_region
 from ..files import bad, boxes, c_strides, check_range, extent
+from ..sources import OrderedTensor
 
 MAX_CORNERS = 1 << 24
 """Corners of a tensor's chunks that are counted to see whether they fill it."""
@@ -51,20 +52,13 @@ class Chunks(Generic[Location]):
         return [int(one) for one in np.flatnonzero(((self.starts < last) & (self.stops > first)).all(axis=1))]
 
 
-class Readable(Protocol):
-    """A chunk whose elements are read in C order."""
-
-    def read(self, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of its elements."""
-
-
 class ChunkedReader(Reader, Generic[Location]):
     """A checkpoint whose tensors are cut into chunks; `_chunks` has them by the tensor's name."""
 
     _chunks: dict[str, Chunks[Location]]
 
     @abc.abstractmethod
-    def _stored(self, whole: Chunks[Location], number: int) -> Readable:
+    def _stored(self, whole: Chunks[Location], number: int) -> OrderedTensor:
         """Return a chunk of a tensor."""
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
@@ -170,7 +164,7 @@ def _bits(itemsize: int) -> np.dtype:
     return np.dtype(f"u{itemsize}" if itemsize <= 8 else "c16")
 
 
-def _read_box(stored: Readable, shape: Sequence[int], box: Box, into: Array) -> None:
+def _read_box(stored: OrderedTensor, shape: Sequence[int], box: Box, into: Array) -> None:
     """Read a box of a tensor: at once where its elements lie close to each other, or else row by row."""
     width, strides = into.itemsize, c_strides(shape)
     first = sum(start * stride for (start, _), stride in zip(box, strides, strict=True))

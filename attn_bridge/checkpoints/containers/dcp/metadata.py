@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ....printable import printable
-from ..base import TensorInfo
+from ..base import Extent, TensorInfo
 from ..files import bad, check_count, check_dtype, check_name, check_shape
 from ..pickles import Machine, Record
 from ..pickles.calls import Global
@@ -39,16 +38,7 @@ MAX_CHUNKS = 4_000_000
 """More chunks than this in one checkpoint are refused."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Item:
-    """Where in the folder something was stored: a file, and the bytes of it."""
-
-    file: str
-    start: int
-    size: int
-
-
-def read_metadata(data: bytes, path: Path) -> tuple[dict[str, Chunks[Item]], dict[str, Item]]:
+def read_metadata(data: bytes, path: Path) -> tuple[dict[str, Chunks[Extent]], dict[str, Extent]]:
     """Return the tensors by name, and where everything else is stored.
 
     Args:
@@ -103,9 +93,9 @@ def _natural(path: Path, label: str, value: object) -> int:
     return value
 
 
-def _items(path: Path, stored: dict[Any, object]) -> dict[str, dict[tuple[int, ...] | None, Item]]:
+def _items(path: Path, stored: dict[Any, object]) -> dict[str, dict[tuple[int, ...] | None, Extent]]:
     """Return name -> offset of a chunk (None for a value that is not a tensor) -> its location in a file."""
-    items: dict[str, dict[tuple[int, ...] | None, Item]] = {}
+    items: dict[str, dict[tuple[int, ...] | None, Extent]] = {}
     for index, info in stored.items():
         key = _state(path, index, f"{HOME}MetadataIndex", ("fqn",))
         name, offset = check_name(path, key["fqn"]), key.get("offset")
@@ -121,11 +111,11 @@ def _items(path: Path, stored: dict[Any, object]) -> dict[str, dict[tuple[int, .
         places = items.setdefault(name, {})
         if offset in places:
             raise bad(path, f"the chunk {printable(offset)} of {printable(name)} is stored twice")
-        places[offset] = Item(file, start, size)
+        places[offset] = Extent(file, start, size)
     return items
 
 
-def _tensor(path: Path, name: str, entry: object, places: dict[tuple[int, ...] | None, Item]) -> Chunks[Item]:
+def _tensor(path: Path, name: str, entry: object, places: dict[tuple[int, ...] | None, Extent]) -> Chunks[Extent]:
     label = printable(name)
     attributes = _state(path, entry, f"{HOME}TensorStorageMetadata", ("properties", "size", "chunks"))
     properties = attributes["properties"]

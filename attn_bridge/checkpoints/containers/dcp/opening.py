@@ -13,9 +13,10 @@ from .. import mistaken
 from ..base import CheckpointError, Reader
 from ..files import bad, listed
 from ..remote import open_all
-from ..shards import ShardedReader, SplitReader, check_numbers, index_of
+from ..shards import ShardedReader, index_of
 from ..sources import inside
 from ..torch_file import TorchReader
+from .consolidated import SplitReader, check_numbers
 from .ranks import RanksReader, family_of, names_of, rank_in
 
 
@@ -42,7 +43,8 @@ def open_torch(path: Path) -> Reader:
     names = [name for name in names if not mistaken.is_state(name)]
     names = ["pytorch_model.bin"] if "pytorch_model.bin" in names else names
     if len(names) > 1 and all(re.fullmatch(r"consolidated\.[0-9]{2}\.pth", name) for name in names):
-        return SplitReader(path, names, open_all(lambda file: TorchReader(file, path), check_numbers(path, names)))
+        files = open_all(lambda file: TorchReader(file, path), check_numbers(path, names))
+        return SplitReader(path, dict(zip(names, files, strict=True)))
     kind = mistaken.run_of(names)
     first = _first_of(path, names) if len({family_of(name) for name in names}) == 1 else None
     if first is not None and first.is_of_rank:

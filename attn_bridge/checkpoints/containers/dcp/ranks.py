@@ -17,8 +17,9 @@ from ..files import bad, check_count, check_shape, listed
 from ..pickles.dtensors import RankPart, number_of, runs_of
 from ..pickles.flat import PLACED
 from ..pickles.ndarrays import InPickle
+from ..sources import Latest, OrderedTensor
 from ..torch_file import Stored, TorchReader
-from .chunks import ChunkedReader, Chunks, Readable, check_filled
+from .chunks import ChunkedReader, Chunks, check_filled
 
 SHOWN = 8
 """Missing ranks that an error names."""
@@ -39,7 +40,49 @@ def family_of(name: str) -> str:
     return f"{name[:start]}*{name[stop:]}"
 
 
-class RanksReader(ChunkedReader["_Agreed"]):
+class FilesReader(ChunkedReader["Agreed"]):
+    """Files of ``torch.save`` that hold parts of the same tensors.
+
+    Args:
+        path: the folder, or the file of it that the user names.
+        folder: the folder.
+        files: name -> its file, open.
+    """
+
+    format: ClassVar[str] = "torch"
+
+    def __init__(self, path: Path, folder: Path, files: Mapping[str, TorchReader]):
+        self.path, self._folder, self._readers = path, folder, dict(files)
+        self._chunks: dict[str, Chunks[Agreed]] = {}
+        self._latest = Latest[Agreed]()
+        self.metadata = {"files": {name: reader.metadata for name, reader in files.items()}}
+        self.unread = {name: reason for reader in files.values() for name, reason in reader.unread.items()}
+        self.notes = tuple(dict.fromkeys(note for reader in files.values() for note in reader.notes))
+
+    def _agreed(self, info: TensorInfo, files: Iterable[str]) -> Agreed:
+        return Agreed(self._folder, info, {file: self._readers[file].stored(info.name) for file in files})
+
+    def _whole(self, info: TensorInfo, files: Iterable[str]) -> Chunks[Agreed]:
+        """Return a tensor that each file has whole."""
+        starts = np.zeros((1, len(info.shape)), np.int64)
+        stops = np.array([info.shape], np.int64).reshape(starts.shape)
+        return Chunks(info, starts, stops, (self._agreed(info, files),))
+
+    def _stored(self, whole: Chunks[Agreed], number: int) -> OrderedTensor:
+        """Return a chunk of a tensor."""
+        return self._latest.of(whole.items[number])
+
+    def files(self) -> list[Path]:
+        """Return all files."""
+        return [path for reader in self._readers.values() for path in reader.files()]
+
+    def close(self) -> None:
+        """Close all files."""
+        for reader in self._readers.values():
+            reader.close()
+
+
+class RanksReader(FilesReader):
     """Files of all ranks; a tensor that several ranks have the same part of must have the same numbers in all.
 
     Args:
@@ -51,26 +94,17 @@ class RanksReader(ChunkedReader["_Agreed"]):
         CheckpointError: the part of a rank is missing, or the files contradict each other.
     """
 
-    format: ClassVar[str] = "torch"
-
     def __init__(self, path: Path, folder: Path, files: Mapping[str, TorchReader]):
-        self.path, self._folder, self._readers = path, folder, dict(files)
-        self._chunks: dict[str, Chunks[_Agreed]] = {}
-        self._last: _Agreed | None = None
-        self.metadata = {"files": {name: reader.metadata for name, reader in files.items()}}
+        super().__init__(path, folder, files)
         parts: dict[str, dict[str, tuple[Stored, RankPart]]] = {}
-        copies: dict[str, dict[str, Stored | InPickle]] = {}
+        copies: dict[str, list[str]] = {}
         for file, reader in files.items():
             for name, part in reader.parts.items():
                 parts.setdefault(name, {})[file] = part
             for name in reader.tensors:
-                copies.setdefault(name, {})[file] = reader.stored(name)
-        unread = [item for reader in files.values() for item in reader.unread.items()]
-        self.unread = {name: reason for name, reason in unread if name not in parts}
-        self.notes = (
-            f"put together from the files of {len(files)} ranks",
-            *dict.fromkeys(note for reader in files.values() for note in reader.notes),
-        )
+                copies.setdefault(name, []).append(file)
+        self.unread = {name: reason for name, reason in self.unread.items() if name not in parts}
+        self.notes = (f"put together from the files of {len(files)} ranks", *self.notes)
         check_count(folder, len(parts) + len(copies))
         ambiguous = next((name for name in parts if name in copies), None)
         if ambiguous is not None:
@@ -81,16 +115,12 @@ class RanksReader(ChunkedReader["_Agreed"]):
             )
         self.tensors = {name: chunks.info for name, chunks in self._chunks.items()}
 
-    def _same(self, name: str, copies: Mapping[str, Stored | InPickle]) -> Chunks[_Agreed]:
-        """Return a tensor that each file has whole."""
-        infos = {file: self._readers[file].tensors[name] for file in copies}
-        info = next(iter(infos.values()))
+    def _same(self, name: str, files: Sequence[str]) -> Chunks[Agreed]:
+        infos = {file: self._readers[file].tensors[name] for file in files}
         self._check_alike(name, {file: (info.dtype, info.shape) for file, info in infos.items()})
-        starts = np.zeros((1, len(info.shape)), np.int64)
-        item = _Agreed(self._folder, info, copies)
-        return Chunks(info, starts, np.array([info.shape], np.int64).reshape(starts.shape), (item,))
+        return self._whole(infos[files[0]], files)
 
-    def _put_together(self, name: str, parts: Mapping[str, tuple[Stored, RankPart]]) -> Chunks[_Agreed]:
+    def _put_together(self, name: str, parts: Mapping[str, tuple[Stored, RankPart]]) -> Chunks[Agreed]:
         stored, part = next(iter(parts.values()))
         self._check_alike(
             name,
@@ -124,7 +154,7 @@ class RanksReader(ChunkedReader["_Agreed"]):
                 if 0 not in sizes:
                     boxes.setdefault(box, {})[file] = stored
         edges = np.array(list(boxes), np.int64).reshape(len(boxes), len(info.shape), 2)
-        items = tuple(_Agreed(self._folder, info, copies) for copies in boxes.values())
+        items = tuple(Agreed(self._folder, info, copies) for copies in boxes.values())
         chunks = Chunks(info, edges[..., 0], edges[..., 1], items)
         if 0 not in info.shape:
             check_filled(self._folder, chunks)
@@ -172,29 +202,12 @@ class RanksReader(ChunkedReader["_Agreed"]):
         start, stop, _ = _number(name)
         return printable(f"{name[:start]}{number:0{stop - start}}{name[stop:]}")
 
-    def _stored(self, whole: Chunks[_Agreed], number: int) -> Readable:
-        """Return a chunk of a tensor."""
-        chunk = whole.items[number]
-        if self._last is not None and self._last is not chunk:
-            self._last.release()
-        self._last = chunk
-        return chunk
 
-    def files(self) -> list[Path]:
-        """Return the files of all ranks."""
-        return [path for reader in self._readers.values() for path in reader.files()]
-
-    def close(self) -> None:
-        """Close all files."""
-        for reader in self._readers.values():
-            reader.close()
-
-
-class _Agreed:
+class Agreed:
     """A part of a tensor that files hold, which all must have the same numbers."""
 
     def __init__(self, folder: Path, info: TensorInfo, copies: Mapping[str, Stored | InPickle]):
-        self._folder, self._info, self._copies = folder, info, dict(copies)
+        self._folder, self.info, self._copies = folder, info, dict(copies)
 
     def read(self, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of its elements in C order.
@@ -209,7 +222,8 @@ class _Agreed:
                 files = f"{printable(first[0])} and {printable(file)}"
                 raise bad(
                     self._folder,
-                    f"{printable(self._info.name)} holds different numbers in {files}; --drop leaves it out",
+                    f"{printable(self.info.name)} holds different numbers in several of its files, {files}; --drop "
+                    "leaves it out",
                 )
         return data
 

@@ -12,14 +12,14 @@ import numpy as np
 
 from ....printable import printable
 from ..base import DCP_METADATA as METADATA
-from ..base import MAX_HEADER, CheckpointError
-from ..files import bad, listed
+from ..base import MAX_HEADER, CheckpointError, Extent
+from ..files import File, bad, listed
 from ..pickles import Machine, PlainValues, Strided
-from ..sources import inside, open_file
+from ..sources import Latest, inside, open_file, read_file
 from ..torch_file import Stored, open_archive
 from ..zips import Window
 from .chunks import ChunkedReader, Chunks
-from .metadata import Item, read_metadata
+from .metadata import read_metadata
 
 UNREAD = "entries that are no plain values"
 """Key of `DcpReader.metadata` for entries that are neither tensors nor plain values: name -> why it is not read."""
@@ -44,7 +44,7 @@ HARMLESS = frozenset(
 """Classes of values besides the tensors that may appear in a pickle; they are not constructed, and left unread."""
 
 
-class DcpReader(ChunkedReader[Item]):
+class DcpReader(ChunkedReader[Extent]):
     """A folder written by ``torch.distributed.checkpoint.save``.
 
     Nested keys are dotted names, since torch flattens them. `metadata` has the plain values besides the tensors by
@@ -60,17 +60,13 @@ class DcpReader(ChunkedReader[Item]):
         own = inside(path, METADATA, path)
         if not own.is_file():
             raise bad(path, f"has no {METADATA}: it is no distributed checkpoint, or one that was never finished")
-        file = open_file(own, path)
-        if file.size > MAX_HEADER:
-            raise bad(own, f"has {file.size} bytes; more than {MAX_HEADER} are not read")
-        self._chunks, others = read_metadata(bytes(file.read(0, file.size)), own)
-        file.close()
-        self._files = {METADATA: file}
+        self._chunks, others = read_metadata(read_file(own, path, MAX_HEADER), own)
+        self._files: dict[str, File] = {}
         self.tensors = {name: one.info for name, one in self._chunks.items()}
         self._open_files(others)
         self._opened: collections.OrderedDict[tuple[str, int], Stored] = collections.OrderedDict()
         self._lock = threading.Lock()
-        self._last: Stored | None = None
+        self._latest = Latest[Stored]()
         self.metadata = {}
         unread = {}
         for name, item in others.items():
@@ -83,16 +79,16 @@ class DcpReader(ChunkedReader[Item]):
                 raise bad(own, f"has a value by the name {UNREAD!r}")
             self.metadata[UNREAD] = unread
 
-    def _open_files(self, others: dict[str, Item]) -> None:
+    def _open_files(self, others: dict[str, Extent]) -> None:
         """Open all files, and check that the entries fit in them and do not overlap."""
         own = self.path / METADATA
         ranges: dict[str, list[tuple[int, int, str, int]]] = {}
         for name, chunks in self._chunks.items():
             sizes = (chunks.stops - chunks.starts).prod(axis=1, dtype=np.int64) * chunks.info.itemsize
             for item, size in zip(chunks.items, sizes.tolist(), strict=True):
-                ranges.setdefault(item.file, []).append((item.start, item.start + item.size, name, size))
+                ranges.setdefault(item.file, []).append((item.offset, item.offset + item.count, name, size))
         for name, item in others.items():
-            ranges.setdefault(item.file, []).append((item.start, item.start + item.size, name, 0))
+            ranges.setdefault(item.file, []).append((item.offset, item.offset + item.count, name, 0))
         missing = [file for file in ranges if not inside(self.path, file, own).is_file()]
         if missing:
             raise bad(own, f"these files of it are missing: {listed([printable(one) for one in sorted(missing)])}")
@@ -109,11 +105,11 @@ class DcpReader(ChunkedReader[Item]):
                 if start < stop:
                     raise bad(file.path, f"{printable(label)} and {printable(next_label)} overlap in it")
 
-    def _value(self, name: str, item: Item) -> object:
+    def _value(self, name: str, item: Extent) -> object:
         """Return a plain value that is not a tensor."""
-        window = Window(self._files[item.file], item.start, item.size, printable(name))
-        if item.size > MAX_HEADER:
-            raise _NotPlainError(f"it has {item.size} bytes")
+        window = Window(self._files[item.file], item.offset, item.count, printable(name))
+        if item.count > MAX_HEADER:
+            raise _NotPlainError(f"it has {item.count} bytes")
         pickle, _, _ = open_archive(window)
         value = Machine(pickle, window.path, HARMLESS).run()
         try:
@@ -123,9 +119,9 @@ class DcpReader(ChunkedReader[Item]):
 
     def files(self) -> list[Path]:
         """Return the metadata and the files that it names."""
-        return [self.path / name for name in self._files]
+        return [self.path / name for name in (METADATA, *self._files)]
 
-    def _stored(self, whole: Chunks[Item], number: int) -> Stored:
+    def _stored(self, whole: Chunks[Extent], number: int) -> Stored:
         """Return a chunk after reading its own header and comparing it with the metadata."""
         key = whole.info.name, number
         with self._lock:
@@ -135,18 +131,15 @@ class DcpReader(ChunkedReader[Item]):
                 if len(self._opened) > MAX_OPENED:
                     self._opened.popitem(last=False)
             self._opened.move_to_end(key)
-            if self._last is not None and self._last is not chunk:
-                self._last.release()
-            self._last = chunk
-        return chunk
+            return self._latest.of(chunk)
 
-    def _open(self, whole: Chunks[Item], number: int) -> Stored:
+    def _open(self, whole: Chunks[Extent], number: int) -> Stored:
         item, info = whole.items[number], whole.info
         label = printable(info.name)
         file = self._files[item.file]
-        ends = [(0, HEAD), (item.size - TAIL, TAIL)] if item.size > WHOLE else [(0, item.size)]
-        file.prefetch((item.start + max(0, start), count) for start, count in ends)
-        window = Window(file, item.start, item.size, label)
+        ends = [(0, HEAD), (item.count - TAIL, TAIL)] if item.count > WHOLE else [(0, item.count)]
+        file.prefetch((item.offset + max(0, start), count) for start, count in ends)
+        window = Window(file, item.offset, item.count, label)
         pickle, members, prefix = open_archive(window)
         strided = Machine(pickle, window.path).run()
         if not isinstance(strided, Strided):
@@ -161,7 +154,7 @@ class DcpReader(ChunkedReader[Item]):
     def close(self) -> None:
         """Close all files."""
         self._opened.clear()
-        self._last = None
+        self._latest.release()
         for file in self._files.values():
             file.close()
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import bisect
-import collections
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from ....printable import printable
-from ..base import DCP_METADATA, MAX_HEADER, Extent, TensorInfo, Writer
-from ..files import bad, check_infos, check_name, check_range
+from ..base import DCP_METADATA, MAX_HEADER, Extent, TensorInfo
+from ..files import bad, check_infos, check_name
 from ..pickles import TORCH_DTYPES, Pickler
-from ..remote.targets import open_target, put
-from ..writing import TargetFile, as_bytes, chunk_shape, sync_folder
+from ..placed import PlacedWriter
+from ..remote.targets import put
+from ..writing import chunk_shape, sync_folder
 from ..zips import Archive, Outline
 from .metadata import HOME, STORAGE_INFO
 
@@ -29,10 +29,6 @@ FILE = 1 << 32
 
 ALIGN = 64
 """Alignment in bytes of a tensor's data."""
-
-
-MAX_OPEN = 8
-"""Files that are open at a time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,7 +76,7 @@ class StoredValue:
         return len(self.archive)
 
 
-class DcpWriter(Writer):
+class DcpWriter(PlacedWriter):
     """A folder for ``torch.distributed.checkpoint.load``, which reads the tensors by name in any number of ranks.
 
     Each chunk is a file of ``torch.save`` within ``__0_0.distcp``, ``__0_1.distcp`` and so on, without checksums (as
@@ -89,7 +85,6 @@ class DcpWriter(Writer):
     """
 
     format: ClassVar[str] = "dcp"
-    random_access: ClassVar[bool] = True
 
     def __init__(
         self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, object], *, is_share: bool = False
@@ -103,7 +98,7 @@ class DcpWriter(Writer):
                 raise bad(path, f"torch has no {info.dtype} ({printable(info.name)})")
             if info.name in self.metadata:
                 raise bad(path, f"{printable(info.name)} is to be a tensor and a value")
-        self._sizes: list[int] = [0]
+        self._ends: list[int] = [0]
         self._values = [self._value(check_name(path, name), value) for name, value in sorted(self.metadata.items())]
         self._pieces = {info.name: self._cut(info) for info in tensors}
         metadata_pickle = self._pickle()
@@ -111,47 +106,27 @@ class DcpWriter(Writer):
             raise bad(
                 path, f"its {DCP_METADATA} would have {len(metadata_pickle)} bytes; more than {MAX_HEADER} are not read"
             )
-        self._open: collections.OrderedDict[int, TargetFile] = collections.OrderedDict()
-        self._before = self._between() if is_share else {}
+        sizes = {_name(number): size for number, size in enumerate(self._ends)}
+        self._begin(sizes, [*((file, 0, b"") for file in sizes), *self._shells()])  # also the file of no tensor
         if not is_share:
-            self._begin(metadata_pickle)
+            put(path / DCP_METADATA, metadata_pickle)
 
-    def _begin(self, metadata_pickle: bytes) -> None:
-        """Write everything except the elements of tensors: values, empty tensors and the metadata file."""
-        for number in range(len(self._sizes)):
-            self._target(number)
+    def _shells(self) -> Iterator[tuple[str, int, bytes]]:
+        """Yield the values, and the bytes of archives around the elements of tensors."""
         for value in self._values:
-            self._target(value.file).fill(value.start, value.archive)
-        for pieces in self._pieces.values():
-            if not pieces[0].count:
-                self._target(pieces[0].file).fill(pieces[0].start, pieces[0].head + pieces[0].tail)
-        put(self.path / DCP_METADATA, metadata_pickle)
-
-    def _between(self) -> dict[tuple[int, int], bytes]:
-        """Return (file, start of a chunk) -> the bytes in front of the chunk, back to the previous chunk."""
-        prefixes: dict[tuple[int, int], bytes] = {}
-        waiting, end, file = bytearray(), 0, 0
-        chunks: list[StoredValue | TensorChunk] = [piece for pieces in self._pieces.values() for piece in pieces]
-        for entry in [*self._values, *chunks]:
-            if entry.file != file:
-                waiting, end, file = bytearray(), 0, entry.file
-            waiting += bytes(entry.start - end)
-            end = entry.start + entry.size
-            if isinstance(entry, TensorChunk) and entry.count:
-                prefixes[file, entry.start] = bytes(waiting)
-                waiting.clear()
-            else:
-                waiting += entry.archive if isinstance(entry, StoredValue) else entry.head + entry.tail
-        return prefixes
+            yield _name(value.file), value.start, value.archive
+        for piece in itertools.chain.from_iterable(self._pieces.values()):
+            yield _name(piece.file), piece.start, piece.head
+            yield _name(piece.file), piece.start + len(piece.head) + piece.count, piece.tail
 
     def _room(self, size: int) -> tuple[int, int]:
         """Reserve `size` bytes; return the number of the file and the offset in it."""
-        start = -(-self._sizes[-1] // ALIGN) * ALIGN
+        start = -(-self._ends[-1] // ALIGN) * ALIGN
         if start and start + size > FILE:
-            self._sizes.append(0)
+            self._ends.append(0)
             start = 0
-        self._sizes[-1] = start + size
-        return len(self._sizes) - 1, start
+        self._ends[-1] = start + size
+        return len(self._ends) - 1, start
 
     def _value(self, name: str, value: object) -> StoredValue:
         pickler = Pickler()
@@ -254,29 +229,11 @@ class DcpWriter(Writer):
         pickler.raw(b"ub")
         return pickler.finish()
 
-    def _target(self, number: int) -> TargetFile:
-        if number not in self._open:
-            if len(self._open) >= MAX_OPEN:
-                self._close_one()
-            path = self.path / _name(number)
-            self._open[number] = open_target(path, self._sizes[number], past_cache=not self._is_share)
-        self._open.move_to_end(number)
-        return self._open[number]
-
-    def _close_one(self) -> None:
-        _, target = self._open.popitem(last=False)
-        target.sync()
-        target.close()
-
-    def place(self, name: str, start: int) -> int:
-        """Return the offset in its file of a byte of a tensor."""
-        piece = self._piece(name, start)[1]
-        return piece.start + len(piece.head) + start - piece.first
-
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
         """Return the file extents of bytes of a tensor, a chunk at a time."""
         extents = []
-        for piece in itertools.islice(self._pieces[name], self._piece(name, start)[0], None):
+        number = max(0, bisect.bisect_right(self._pieces[name], start, key=lambda piece: piece.first) - 1)
+        for piece in itertools.islice(self._pieces[name], number, None):
             if start >= stop:
                 break
             count = min(stop, piece.first + piece.count) - start
@@ -284,48 +241,12 @@ class DcpWriter(Writer):
             start += count
         return extents
 
-    def _piece(self, name: str, start: int) -> tuple[int, TensorChunk]:
-        pieces = self._pieces[name]
-        number = max(0, bisect.bisect_right(pieces, start, key=lambda piece: piece.first) - 1)
-        return number, pieces[number]
-
-    def write_range(self, name: str, start: int, data: object) -> None:
-        """Write bytes of a tensor, in any order; a chunk's first byte brings its head, its last byte its tail."""
-        view = as_bytes(data)
-        check_range(self.path, self.tensors[name], start, start + len(view))
-        number, _ = self._piece(name, start)
-        while len(view):
-            piece = self._pieces[name][number]
-            begin = start - piece.first
-            part = view[: piece.count - begin]
-            target, data_start = self._target(piece.file), piece.start + len(piece.head)
-            # An object store joins parts and has no holes: the bytes between two chunks go with the second.
-            if begin == 0:
-                before = self._before.get((piece.file, piece.start), b"") if target.joins else b""
-                target.write(piece.start - len(before), before + piece.head)
-            target.write(data_start + begin, part)
-            if begin + len(part) == piece.count:
-                target.write(data_start + piece.count, piece.tail)
-            view, start, number = view[len(part) :], start + len(part), number + 1
-
-    def flush(self) -> None:
-        """Flush the files that are open and close them."""
-        while self._open:
-            self._close_one()
-
     def finish(self) -> None:
         """Flush all files."""
-        for number in range(len(self._sizes)):
-            self._target(number).sync()
-        self.abort()
+        self.flush()
         sync_folder(self.path)
         # Syncing a file keeps its bytes, not its name: the entries of both folders have to reach the disk as well.
         sync_folder(self.path.parent)
-
-    def abort(self) -> None:
-        """Close all files."""
-        while self._open:
-            self._open.popitem()[1].close()
 
 
 def _name(number: int) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ....printable import printable
-from ..base import Reader, TensorInfo
-from ..files import File, bad, check_range
-from ..sources import open_file
+from ..base import TensorInfo
+from ..files import File, bad
+from ..sources import FileReader
 from . import config, header, splits
 
 PLAIN = {
@@ -33,7 +32,7 @@ OTHERS = {9: "Q8_1", 15: "Q8_K", 40: "NVFP4", 41: "Q1_0"}
 """Types that are recognised and refused: sums inside llama.cpp, and types with scales in separate tensors."""
 
 
-class GgufReader(Reader):
+class GgufReader(FileReader):
     """One file, or the files that a model was split into; `metadata` has the header's values but for long arrays.
 
     Args:
@@ -43,41 +42,28 @@ class GgufReader(Reader):
 
     format: ClassVar[str] = "gguf"
 
-    def __init__(self, path: Path, folder: Path | None = None):
-        self.path = path
-        self._paths = [path]
-        self._files: list[File] = []
-        self.tensors = {}
-        self._unread: dict[str, str] = {}
-        self.unread = self._unread
-        self._starts: dict[str, tuple[File, int]] = {}
-        try:
-            parsed = self._open(path, folder)
-            if splits.is_part(parsed.values):
-                self._paths = splits.paths_of(path, parsed.values)
-                parsed = self._open_all(parsed, folder or path.parent)
-        except BaseException:
-            self.close()
-            raise
+    def _read_headers(self) -> None:
+        parsed = self._headed(self._file)
+        if splits.is_part(parsed.values):
+            parsed = self._open_all(parsed, splits.paths_of(self.path, parsed.values))
         self.metadata: dict[str, Any] = parsed.values
         self._values = parsed.values
         self.notes = ("left out: the tokenizer, which GGUF holds in a form of its own",)
 
-    def _open(self, path: Path, folder: Path | None) -> header.Header:
-        file = open_file(path, folder)
-        self._files.append(file)
-        parsed = header.read(path, file)
-        self._place(path, file, parsed)
+    def _headed(self, file: File) -> header.Header:
+        parsed = header.read(file.path, file)
+        self._place(file, parsed)
         return parsed
 
-    def _open_all(self, own_header: header.Header, folder: Path) -> header.Header:
+    def _open_all(self, own_header: header.Header, paths: Sequence[Path]) -> header.Header:
         """Open every file of a model; return the first one's header, which has the model's keys."""
-        first = own_header
-        for number, path in enumerate(self._paths):
-            parsed = own_header if path == self.path else self._open(path, folder)
-            splits.check(path, number, len(self._paths), parsed.values)
+        first, folder = own_header, self._folder or self.path.parent
+        for number, path in enumerate(paths):
+            parsed = own_header if path == self.path else self._headed(self._open(path, folder))
+            splits.check(path, number, len(paths), parsed.values)
             first = parsed if number == 0 else first
-        splits.check_count(self._paths[0], first.values, len(self.tensors) + len(self.unread))
+        self._files.sort(key=lambda file: file.path)
+        splits.check_count(paths[0], first.values, len(self.tensors) + len(self.unread))
         return first
 
     @functools.cached_property
@@ -85,9 +71,9 @@ class GgufReader(Reader):
         """The model's config, as `transformers` would have it."""
         return config.of(self.path, self._values, self)
 
-    def _place(self, path: Path, file: File, parsed: header.Header) -> None:
+    def _place(self, file: File, parsed: header.Header) -> None:
         """Check every entry against the file's size, and that no two overlap."""
-        spans = []
+        path, spans = file.path, []
         for entry in parsed.entries:
             if entry.name in self.tensors or entry.name in self.unread:
                 raise bad(path, f"its header has the tensor {printable(entry.name)} twice")
@@ -107,7 +93,7 @@ class GgufReader(Reader):
                 continue
             start = parsed.begin + entry.offset
             self.tensors[entry.name] = info
-            self._starts[entry.name] = file, start
+            self._pieces[entry.name] = ((file, start, info.nbytes),)
             spans.append((start, info.nbytes, entry.name))
         end, before = 0, ""
         for start, size, name in sorted(spans):
@@ -116,33 +102,3 @@ class GgufReader(Reader):
             end, before = start + size, name
             if end > file.size:
                 raise bad(path, f"{printable(name)} ends at byte {end}; the file has {file.size}")
-
-    def files(self) -> list[Path]:
-        """Return the files."""
-        return list(self._paths)
-
-    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of a tensor."""
-        check_range(self.path, self.tensors[name], start, stop)
-        file, begin = self._starts[name]
-        return file.read(begin + start, stop - start)
-
-    def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """Read bytes of a tensor into memory that exists."""
-        check_range(self.path, self.tensors[name], start, start + len(into))
-        file, begin = self._starts[name]
-        file.read_into(begin + start, into)
-
-    def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
-        """Begin to read bytes of tensors that will be needed soon."""
-        by_file: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
-        for name, start, stop in ranges:
-            file, begin = self._starts[name]
-            by_file[self._files.index(file)].append((begin + start, stop - start))
-        for number, wanted in by_file.items():
-            self._files[number].read_ahead(wanted)
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files:
-            file.close()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ....printable import printable
-from ..base import MAX_HEADER, Reader, TensorInfo
+from ..base import MAX_HEADER, Reader
 from ..files import File, bad, check_count, check_range, parse_json
 from ..remote import is_there
-from ..sources import inside, open_file, read_file
+from ..sources import FileReader, inside, read_file
 from ..zips import Window, members
 from . import config, hdf5
 
@@ -25,7 +25,7 @@ MAP = "weight_map"
 """Key of an index: path of a group -> the file that has it, or a list of them."""
 
 
-class KerasReader(Reader):
+class KerasReader(FileReader):
     """Weights of a Keras model: a file of HDF5, an index of several, or a ``.keras`` archive of either.
 
     Names are the paths in HDF5, joined by dots: ``layers.dense_1.vars.0``. No code of an archive is run: of its
@@ -38,27 +38,12 @@ class KerasReader(Reader):
 
     format: ClassVar[str] = "keras"
 
-    def __init__(self, path: Path, folder: Path | None = None):
-        self.path = path
+    def _read_headers(self) -> None:
         self._archived_config: Window | None = None
-        self.metadata: dict[str, Any] = {}
-        self.tensors = {}
-        self._unread: dict[str, str] = {}
-        self.unread = self._unread
-        self._files: list[File] = []
-        self._paths: list[Path] = [path]
-        self._found: dict[str, tuple[hdf5.Dataset, File | Window]] = {}
-        try:
-            for part in self._parts(self._open(path, folder), folder or path.parent):
-                self._add(part)
-        except BaseException:
-            self.close()
-            raise
-        check_count(path, len(self.tensors))
-
-    def _open(self, path: Path, folder: Path | None) -> File:
-        self._files.append(open_file(path, folder))
-        return self._files[-1]
+        self._compact: dict[str, bytes] = {}
+        for part in self._parts(self._file, self._folder or self.path.parent):
+            self._add(part)
+        check_count(self.path, len(self.tensors))
 
     def _parts(self, file: File, folder: Path) -> Sequence[File | Window]:
         """Return the files of HDF5 that a file consists of, or names."""
@@ -67,8 +52,7 @@ class KerasReader(Reader):
         if self.path.suffix != ".json":
             return [file]
         names = self._listed(self.path, file)
-        self._paths += [inside(folder, name, self.path) for name in names]
-        return [self._open(path, folder) for path in self._paths[1:]]
+        return [self._open(path, folder) for path in [inside(folder, name, self.path) for name in names]]
 
     def _members(self, file: File) -> Sequence[Window]:
         """Return the files of HDF5 in an archive."""
@@ -107,7 +91,9 @@ class KerasReader(Reader):
                 self._unread[name] = dataset.unread
             else:
                 self.tensors[name] = dataset.info
-                self._found[name] = dataset, part
+                self._pieces[name] = ((part, dataset.offset, dataset.info.nbytes),)
+            if dataset.compact is not None:
+                self._compact[name] = dataset.compact
 
     @functools.cached_property
     def config(self) -> Mapping[str, Any] | None:
@@ -128,20 +114,11 @@ class KerasReader(Reader):
             return None  # of another library: `configs` reads it
         return config.of(where, document, self.tensors) if is_serialised else {}
 
-    def files(self) -> list[Path]:
-        """Return the files."""
-        return list(self._paths)
-
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of an array."""
-        info: TensorInfo = self.tensors[name]
-        check_range(self.path, info, start, stop)
-        dataset, part = self._found[name]
-        if dataset.compact is not None:
-            return dataset.compact[start:stop]
-        return part.read(dataset.offset + start, stop - start)
+        if name not in self._compact:
+            return super().read_range(name, start, stop)
+        check_range(self.path, self.tensors[name], start, stop)
+        return self._compact[name][start:stop]
 
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files:
-            file.close()
+    read_into = Reader.read_into

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ....printable import printable
 from ..base import MAX_AXES, TensorInfo
-from ..files import MAX_NODES, bad, check_count, check_dtype, check_name, check_range, check_shape, listed
+from ..files import MAX_NODES, bad, check_count, check_dtype, check_name, check_shape, listed
 from ..sources import FileReader
 from . import CHUNKED
-from .values import Head, Scanner, cut
+from .values import Head, Scanner
 
 MAX_DEPTH = 64
 """Maps within maps."""
@@ -36,7 +35,6 @@ class MsgpackReader(FileReader):
         self._scan = Scanner(self._file)
         self._nodes = 0
         self._skipped: dict[str, str] = {}
-        self._pieces: dict[str, tuple[Head, ...]] = {}
         root = self._scan.next()
         if not isinstance(root, Head) or root.kind != "map":
             from ..mistaken import kind_of
@@ -105,7 +103,7 @@ class MsgpackReader(FileReader):
             reason = f"of shape {list(info.shape)} needs {info.nbytes} bytes; has {num_bytes}"
             raise self._scan.bad(f"{printable(info.name)} {'comes twice' if is_twice else reason}")
         self.tensors[info.name] = info
-        self._pieces[info.name] = pieces
+        self._pieces[info.name] = [(self._file, piece.start, piece.size) for piece in pieces]
 
     def _array(self, extension: object, name: str) -> Found:
         """Read the packed (shape, dtype, bytes) of an extension."""
@@ -163,14 +161,3 @@ class MsgpackReader(FileReader):
         if set(pieces) != {str(index) for index in range(count)}:
             raise self._scan.bad(f"{printable(name)} is no array in pieces: one is missing")
         return [pieces[str(index)] for index in range(count)]
-
-    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of an array."""
-        check_range(self.path, self.tensors[name], start, stop)
-        parts = [self._file.read(begin, end - begin) for begin, end in cut(self._pieces[name], start, stop)]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
-        """Begin to read bytes of tensors that will be needed soon."""
-        places = (place for name, start, stop in ranges for place in cut(self._pieces[name], start, stop))
-        self._file.read_ahead((begin, end - begin) for begin, end in places)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ....printable import printable
-from ..base import Extent, TensorInfo, Writer
-from ..files import bad, check_infos, check_name, check_range
-from ..remote.targets import open_target
-from ..writing import TargetFile, as_bytes, dump_json, sync_folder
+from ..base import Extent, TensorInfo
+from ..files import bad, check_infos, check_name
+from ..placed import PlacedWriter
+from ..writing import dump_json, sync_folder
 from . import CHUNKED
 from .values import Head, cut, pack, pack_array_head, pack_length
 
@@ -19,7 +19,7 @@ CHUNK = 1 << 30
 """Bytes beyond which Flax cuts an array, since an object of msgpack has at most 2**31 - 1."""
 
 
-class MsgpackWriter(Writer):
+class MsgpackWriter(PlacedWriter):
     """One file that ``flax.serialization.msgpack_restore`` reads: a name's parts are its keys, all of them strings.
 
     All offsets are fixed in advance. Tensors of one map are contiguous, in any given order. `metadata` are plain leaves
@@ -27,7 +27,6 @@ class MsgpackWriter(Writer):
     """
 
     format: ClassVar[str] = "msgpack"
-    random_access: ClassVar[bool] = True
 
     def __init__(
         self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, object], *, is_share: bool = False
@@ -49,10 +48,7 @@ class MsgpackWriter(Writer):
             self._lay_out(tree)
         except (ValueError, RecursionError) as error:
             raise bad(path, f"can't be written as msgpack: {printable(error)}") from None
-        self._target: TargetFile | None = None
-        self._before = {at + len(head): (at, head) for at, head in self._heads if is_share}
-        for at, head in () if is_share else self._heads:
-            self._file().fill(at, head)
+        self._begin({"": self._at}, [("", at, bytes(head)) for at, head in self._heads])
 
     def _put(self, tree: dict[str, Any], name: str, leaf: object) -> None:
         """Put a leaf into nested dicts."""
@@ -107,40 +103,12 @@ class MsgpackWriter(Writer):
             self._add(pack(str(index)))
             self._array(info, [part], part * info.itemsize)
 
-    def _file(self) -> TargetFile:
-        if self._target is None:
-            self._target = open_target(self.path, self._at, past_cache=not self._is_share)
-        return self._target
-
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
         """Return the file extents of bytes of a tensor."""
         pieces = self._pieces[name]
         return [Extent("", begin, end - begin) for begin, end in cut(pieces, start, stop)] if start < stop else []
 
-    def write_range(self, name: str, start: int, data: object) -> None:
-        """Write bytes of a tensor, in any order."""
-        view = as_bytes(data)
-        check_range(self.path, self.tensors[name], start, start + len(view))
-        done = 0
-        for begin, end in cut(self._pieces[name], start, start + len(view)):
-            if begin in self._before and self._file().joins and begin < end:
-                self._file().write(*self._before[begin])
-            self._file().write(begin, view[done : done + end - begin])
-            done += end - begin
-
-    def flush(self) -> None:
-        """Flush and close."""
-        if self._target is not None:
-            self._target.sync()
-        self.abort()
-
     def finish(self) -> None:
         """Flush and close."""
         self.flush()
         sync_folder(self.path.parent)
-
-    def abort(self) -> None:
-        """Close without finishing."""
-        if self._target is not None:
-            self._target.close()
-            self._target = None

@@ -17,7 +17,7 @@ from pathlib import Path
 from ....printable import printable
 from ..base import MAX_HEADER, MAX_TENSORS
 from ..files import bad
-from ..sources import inside, open_file
+from ..sources import inside, open_file, read_file
 
 MANIFEST = "manifest.ocdbt"
 
@@ -260,11 +260,7 @@ def decode(folder: Path, source: Path) -> tuple[dict[bytes, ValueLocation], set[
         CheckpointError: the database is malformed.
     """
     path = inside(folder, MANIFEST, folder)
-    file = open_file(path, source)
-    if file.size > MAX_HEADER:
-        raise bad(path, f"has {file.size} bytes; more than {MAX_HEADER} are not read")
-    body = _Body(path, MAGIC_MANIFEST, bytes(file.read(0, file.size)))
-    file.close()
+    body = _Body(path, MAGIC_MANIFEST, read_file(path, source, MAX_HEADER))
     body.take(16)
     if body.number():
         raise CompressedError  # the manifest is in files with numbers

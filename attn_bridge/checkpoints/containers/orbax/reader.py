@@ -30,7 +30,7 @@ from ..files import (
     parse_json,
 )
 from ..remote import RemotePath, is_remote, sizes_in, survey
-from ..sources import inside, open_file
+from ..sources import inside, open_file, read_file
 from .ocdbt import CompressedError, ValueLocation, decode
 from .plain import EXTRA, FOREIGN, PlainArray, chunk_ranges
 
@@ -128,10 +128,8 @@ class OrbaxReader(Reader):
             )
 
     def _read_json(self, name: str) -> Any:
-        file = open_file(inside(self._folder, name, self._folder), self.path)
-        if file.size > MAX_HEADER:
-            raise bad(file.path, f"has {file.size} bytes; more than {MAX_HEADER} are not read")
-        return parse_json(file.read(0, file.size), file.path, "file")
+        path = inside(self._folder, name, self._folder)
+        return parse_json(read_file(path, self.path, MAX_HEADER), path, "file")
 
     def _names(self, tree: dict[str, Any]) -> list[str]:
         """Return the names of all arrays, and note the empty nodes."""

@@ -14,10 +14,11 @@ import numpy as np
 from ....printable import printable
 from ..base import ORBAX_COMMITTED as COMMITTED
 from ..base import ORBAX_METADATA as METADATA
-from ..base import Extent, TensorInfo, Writer, numpy_dtype
-from ..files import bad, check_infos, check_range, leads_out, unwritable
-from ..remote.targets import open_target, put
-from ..writing import TargetFile, as_bytes, chunk_shape, dump_json, sync_folder
+from ..base import Extent, TensorInfo, numpy_dtype
+from ..files import bad, check_infos, leads_out, unwritable
+from ..placed import PlacedWriter
+from ..remote.targets import put
+from ..writing import as_bytes, chunk_shape, dump_json, sync_folder
 from .ocdbt import MANIFEST, ValueLocation, encode
 from .plain import EXTRA, FOREIGN, PlainArray, chunk_ranges
 
@@ -33,7 +34,7 @@ ALIGN = 64
 """Alignment in bytes of chunks in a file of OCDBT."""
 
 
-class OrbaxWriter(Writer):
+class OrbaxWriter(PlacedWriter):
     """A folder that ``StandardCheckpointer().restore`` and ``PyTreeCheckpointer().restore`` read: nested dicts.
 
     It is of the layout without OCDBT: a folder per tensor, and its elements as they are in one file per chunk of at
@@ -41,7 +42,6 @@ class OrbaxWriter(Writer):
     """
 
     format: ClassVar[str] = "orbax"
-    random_access: ClassVar[bool] = True
     use_ocdbt: ClassVar[bool] = False
 
     def __init__(
@@ -59,11 +59,9 @@ class OrbaxWriter(Writer):
         parents = [printable(name) for name in self._plain if name in inner]
         if parents:
             raise bad(path, f"can't be tensors and have others below them: {', '.join(parents[:9])}")
-        self._open: tuple[Path, TargetFile] | None = None
-        self._lay_out()
         if not is_share:
             self._uncommit()
-            self._begin()
+        self._lay_out()
 
     def _uncommit(self) -> None:
         """Remove the commit marker of a killed run; the marker must not exist before this run is complete."""
@@ -75,25 +73,19 @@ class OrbaxWriter(Writer):
             raise unwritable(self.path, error) from None
 
     def _lay_out(self) -> None:
-        """Assign offsets to chunks; in this layout file names alone locate them."""
-
-    def _begin(self) -> None:
-        """Make the folders."""
+        """Make the folders; in this layout file names alone locate chunks."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            for plain in self._plain.values():
-                plain.folder.mkdir(exist_ok=True)
+            for folder in () if self._is_share else (self.path, *(plain.folder for plain in self._plain.values())):
+                folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(self.path, error) from None
+        self._begin(
+            {f"{name}/{chunk}": plain.size for name, plain in self._plain.items() for chunk in plain.names()}, ()
+        )
 
-    def _place(self, name: str, chunk: str) -> tuple[Path, int, int]:
-        """Return the file of a chunk, where in it the chunk begins, and the bytes of the file."""
-        plain = self._plain[name]
-        return plain.folder / chunk, 0, plain.size
-
-    def _lead(self, name: str, chunk: str) -> bytes:
-        """Return the bytes in front of a chunk in its file, back to the previous chunk."""
-        return b""
+    def _location(self, name: str, chunk: str) -> tuple[str, int]:
+        """Return the file of a chunk, and where in it the chunk begins."""
+        return f"{name}/{chunk}", 0
 
     def _plan(self, info: TensorInfo) -> PlainArray:
         """Return the chunks and folder of an array, after checks of its name and dtype."""
@@ -117,27 +109,16 @@ class OrbaxWriter(Writer):
     def write_range(self, name: str, start: int, data: object) -> None:
         """Write bytes of a tensor, in any order."""
         view = as_bytes(data)
-        check_range(self.path, self.tensors[name], start, start + len(view))
         if self.tensors[name].dtype == "bool" and len(view) and np.frombuffer(view, np.uint8).max() > 1:
             raise bad(self.path, f"{printable(name)} has bools that are neither 0 nor 1, which Orbax would not read")
-        plain, done = self._plain[name], 0
-        for chunk, begin, end in chunk_ranges(plain, start, start + len(view)) if len(view) else []:
-            path, first, size = self._place(name, chunk)
-            if self._open is None or self._open[0] != path:
-                self.abort()
-                self._open = path, open_target(path, size, past_cache=not self._is_share)
-            if self._is_share and not begin and self._open[1].joins:
-                before = self._lead(name, chunk)
-                self._open[1].write(first - len(before), before)
-            self._open[1].write(first + begin, view[done : done + end - begin])
-            done += end - begin
+        super().write_range(name, start, view)
 
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
         """Return the file extents of bytes of a tensor, a chunk at a time."""
         extents = []
         for chunk, begin, end in chunk_ranges(self._plain[name], start, stop) if start < stop else []:
-            path, first, _ = self._place(name, chunk)
-            extents.append(Extent(path.relative_to(self.path).as_posix(), first + begin, end - begin))
+            file, first = self._location(name, chunk)
+            extents.append(Extent(file, first + begin, end - begin))
         return extents
 
     def _array(self, name: str) -> bytes:
@@ -163,7 +144,7 @@ class OrbaxWriter(Writer):
 
     def finish(self) -> None:
         """Write the metadata, flush, and mark the folder as finished."""
-        self.abort()
+        self.flush()
         self._finish_arrays()
         self._describe()
         sync_folder(self.path)
@@ -201,17 +182,6 @@ class OrbaxWriter(Writer):
         }
         put(self.path / "_CHECKPOINT_METADATA", json.dumps(step).encode())
 
-    def flush(self) -> None:
-        """Flush the open file and close it."""
-        self.abort()
-
-    def abort(self) -> None:
-        """Close the open file."""
-        if self._open is not None:
-            self._open[1].sync()
-            self._open[1].close()
-            self._open = None
-
 
 class OcdbtWriter(OrbaxWriter):
     """A folder in Orbax's default layout: few files, and a database (OCDBT) with the location of each chunk.
@@ -223,59 +193,39 @@ class OcdbtWriter(OrbaxWriter):
     use_ocdbt: ClassVar[bool] = True
 
     def _lay_out(self) -> None:
-        """Place all chunks."""
-        self._sizes: list[int] = [0]
+        """Place all chunks, and write the tree with their locations."""
+        self._ends: list[int] = [0]
         self._values: dict[bytes, tuple[int, int, int]] = {}
-        self._arrays = {name: self._array(name) for name in self._plain}
-        for name, array in self._arrays.items():
-            self._add(f"{name}/.zarray", len(array), 1)
-        self._leads: dict[str, bytes] = {}
-        before = b"".join(self._arrays.values())
+        arrays = {f"{name}/.zarray": self._array(name) for name in self._plain}
+        for key, array in arrays.items():
+            self._add(key, len(array), 1)
         for name, plain in self._plain.items():
             for chunk in plain.names():
-                number, end = len(self._sizes), self._sizes[-1]
                 self._add(f"{name}/{chunk}", plain.size, ALIGN)
-                start = self._values[f"{name}/{chunk}".encode()][1]
-                is_new = len(self._sizes) != number
-                self._leads[f"{name}/{chunk}"] = b"" if is_new else before + bytes(start - end)
-                before = b""
-
-    def _lead(self, name: str, chunk: str) -> bytes:
-        """Return the bytes in front of a chunk in its file, back to the previous chunk."""
-        return self._leads[f"{name}/{chunk}"]
-
-    def _begin(self) -> None:
-        """Write the tree with the locations of all chunks."""
+        fixed = [(*self._location(*key.rsplit("/", 1)), array) for key, array in arrays.items()]
+        sizes = {_file(number): size for number, size in enumerate(self._ends)}
+        self._begin(sizes, [*((file, 0, b"") for file in sizes), *fixed])  # also files without an array's description
+        if self._is_share:
+            return
         places = {key: ValueLocation(_file(file), start, size) for key, (file, start, size) in self._values.items()}
-        tree, manifest = encode(places, _file(len(self._sizes)))
-        for number, size in enumerate(self._sizes):
-            open_target(self.path / _file(number), size).close()
-        for name, array in self._arrays.items():
-            file, start, _ = self._values[f"{name}/.zarray".encode()]
-            target = open_target(self.path / _file(file), self._sizes[file])
-            target.fill(start, array)
-            target.close()
-        put(self.path / _file(len(self._sizes)), tree)
+        tree, manifest = encode(places, _file(len(self._ends)))
+        put(self.path / _file(len(self._ends)), tree)
         put(self.path / MANIFEST, manifest)
         self._describe()  # so that a resuming run can read an interrupted one
 
     def _add(self, key: str, size: int, align: int) -> None:
-        start = -(-self._sizes[-1] // align) * align
+        start = -(-self._ends[-1] // align) * align
         if start and start + size > FILE:
-            self._sizes.append(0)
+            self._ends.append(0)
             start = 0
-        self._sizes[-1] = start + size
-        self._values[key.encode()] = len(self._sizes) - 1, start, size
+        self._ends[-1] = start + size
+        self._values[key.encode()] = len(self._ends) - 1, start, size
 
-    def _place(self, name: str, chunk: str) -> tuple[Path, int, int]:
+    def _location(self, name: str, chunk: str) -> tuple[str, int]:
         file, start, _ = self._values[f"{name}/{chunk}".encode()]
-        return self.path / _file(file), start, self._sizes[file]
+        return _file(file), start
 
     def _finish_arrays(self) -> None:
-        for number, size in enumerate(self._sizes):
-            target = open_target(self.path / _file(number), size)
-            target.sync()
-            target.close()
         sync_folder(self.path / "d")
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ....printable import printable
-from ..base import Reader
-from ..files import bad, check_count, check_name, check_range
-from ..sources import open_file
+from ..files import bad, check_count, check_name
+from ..sources import OrderedReader
 from .calls import Record
 from .flat import MAX_DEPTH, SHOWN, NotPlainError, PlainValues
 from .machine import Machine
@@ -25,7 +23,7 @@ MAPPINGS = (
 """Classes of dicts that can't be changed, which are pickled as a call with a dict."""
 
 
-class PickledReader(Reader):
+class PickledReader(OrderedReader[InPickle]):
     """One file; names are the keys joined by dots, lists and tuples are numbered. `metadata` has plain values.
 
     Args:
@@ -35,25 +33,19 @@ class PickledReader(Reader):
 
     format: ClassVar[str] = "pickle"
 
-    def __init__(self, path: Path, folder: Path | None = None):
-        self.path = path
-        file = open_file(path, folder)
-        try:
-            if file.size > MAX_BYTES:
-                raise bad(path, f"has {file.size} bytes; pickles of at most {MAX_BYTES} are read")
-            data = bytes(file.read(0, file.size))
-            if data[:1] != b"\x80":  # every protocol since 2
-                from ..mistaken import kind_of
+    def _read_headers(self) -> None:
+        path, file = self.path, self._file
+        if file.size > MAX_BYTES:
+            raise bad(path, f"has {file.size} bytes; pickles of at most {MAX_BYTES} are read")
+        data = bytes(file.read(0, file.size))
+        if data[:1] != b"\x80":  # every protocol since 2
+            from ..mistaken import kind_of
 
-                other = kind_of(file, self.format)
-                if other:
-                    raise bad(path, other)
-        finally:
-            file.close()
+            other = kind_of(file, self.format)
+            if other:
+                raise bad(path, other)
+        file.close()
         self._plain = PlainValues(path, len(data))
-        self._held: dict[str, InPickle] = {}
-        self._last: InPickle | None = None
-        self.tensors, self.metadata = {}, {}
         skipped: dict[str, str] = {}
         for name, value in self._leaves(Machine(data, path, placeholders=True).run(), "", 0):
             pickled = array_of(value)
@@ -66,8 +58,8 @@ class PickledReader(Reader):
                 self.metadata[name] = self._plain.value(value, name)
             except NotPlainError as error:
                 skipped[name] = error.kind
-        check_count(path, len(self.tensors))
-        if not self.tensors:
+        check_count(path, len(self._stored))
+        if not self._stored:
             first = next((f"; {printable(name) or 'it'} is {printable(kind)}" for name, kind in skipped.items()), "")
             of_torch = any(kind.startswith("torch.") for kind in skipped.values())
             raise bad(path, f"holds no array of NumPy or JAX{first}{'; torch.save saves tensors' * of_torch}")
@@ -97,21 +89,12 @@ class PickledReader(Reader):
 
     def _place(self, name: str, pickled: Pickled) -> None:
         label = printable(name)
-        if name in self.tensors:
+        if name in self._stored:
             raise bad(self.path, f"{label} comes twice")
         try:
-            self._held[name] = loaded(self.path, name, pickled)
+            self._stored[name] = loaded(self.path, name, pickled)
         except UnreadableError as error:
             raise bad(self.path, f"{label} {error}") from None
-        self.tensors[name] = self._held[name].info
-
-    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of an array."""
-        check_range(self.path, self.tensors[name], start, stop)
-        if self._last is not None and self._last is not self._held[name]:
-            self._last.release()
-        self._last = self._held[name]
-        return self._last.read(start, stop)
 
 
 def _may_hold_arrays(value: object) -> bool:
