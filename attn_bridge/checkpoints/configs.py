@@ -224,19 +224,20 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 """Size keys that every decoder's config has."""
 
 
-def left_out(config: Mapping[str, object], keys: Iterable[str]) -> dict[str, object]:
+def left_out(config: Mapping[str, object], keys: Iterable[str] | None = None) -> dict[str, object]:
     """Return key -> its family's default for the keys that a config of `transformers` leaves out.
 
     Args:
         config: a config.json; one of another library, or with a nested config of the text model, leaves out nothing.
-        keys: keys of `transformers`; those without a default in the family are passed over.
+        keys: keys of `transformers`; those without a default in the family are passed over. None: all.
     """
     kind = multimodal.registered_type(config)
     family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None or "text_config" in config:
         return {}
     read = ModelKeys(config, str(kind), {}, family.aliases)
-    return {key: family.defaults[key] for key in keys if key in family.defaults and key not in read}
+    wanted = family.defaults if keys is None else [key for key in keys if key in family.defaults]
+    return {key: family.defaults[key] for key in wanted if key not in read}
 
 
 def _sizes_left_out(path: Path) -> str:
@@ -453,12 +454,7 @@ def of_text(config: Mapping[str, object]) -> dict[str, object]:
 
 def with_defaults(config: Mapping[str, object]) -> Mapping[str, object]:
     """Return a config of `transformers` with that library's defaults for missing keys, which settings need."""
-    kind = multimodal.registered_type(config)
-    family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
-    if family is None or "text_config" in config:
-        return config
-    read = ModelKeys(config, str(kind), {}, family.aliases)
-    return {**{key: value for key, value in family.defaults.items() if key not in read}, **config}
+    return {**left_out(config), **config}
 
 
 def with_sizes(config: Mapping[str, object]) -> Mapping[str, Any]:

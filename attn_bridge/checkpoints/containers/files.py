@@ -262,20 +262,14 @@ class File:
             data = os.pread(descriptor.number, count, start)
             if len(data) == count:
                 return data
-            whole = bytearray(count)
-            whole[: len(data)] = data
-            done = len(data)
-            while done < count:
-                with memoryview(whole) as view, view[done:] as rest:
-                    got = os.preadv(descriptor.number, [rest], start + done)
-                if not got:
-                    raise bad(self.path, f"ends at byte {start + done}, before byte {start + count}")
-                done += got
+            whole = memoryview(bytearray(count))
         except OSError as error:
             raise bad(self.path, f"can't be read: {reason(error)}") from None
         except MemoryError:
             raise bad(self.path, f"there is no memory for {count} bytes") from None
-        return memoryview(whole)
+        whole[: len(data)] = data
+        self.read_into(start + len(data), whole[len(data) :])
+        return whole
 
     def read_into(self, start: int, into: memoryview) -> None:
         """Fill `into` with bytes from position `start` on."""

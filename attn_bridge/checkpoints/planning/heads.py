@@ -93,16 +93,12 @@ def check(
         return
     dropped = next((name for some in selection.dropped.values() for name in some if name.endswith(head)), "")
     why = f"--drop leaves out {printable(dropped)}" if dropped else "as a base model's"
+    reason, remedy = f"and its config.json does not tie one to {printable(table)} ({KEY})", "set that to true"
     if tied is None:
-        raise CheckpointError(
-            f"{path} holds no head, {head}, {why}, and no config.json ties one to {printable(table)}; "
-            "convert a checkpoint that has the head, or give --set tie=1 if its model's head is the embeddings; "
-            "--to same changes its container alone"
-        )
+        reason, remedy = f"and no config.json ties one to {printable(table)}", "give --set tie=1"
     raise CheckpointError(
-        f"{path} holds no head, {head}, {why}, and its config.json does not tie one to {printable(table)} ({KEY}); "
-        "convert a checkpoint that has the head, or set that to true if its model's head is the embeddings; "
-        "--to same changes its container alone"
+        f"{path} holds no head, {head}, {why}, {reason}; convert a checkpoint that has the head, or {remedy} if its "
+        "model's head is the embeddings; --to same changes its container alone"
     )
 
 

@@ -7,7 +7,7 @@ import collections
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -99,42 +99,34 @@ class RemoteFile(File):
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Read ranges that will be needed soon, as (start, count); close ranges share a request."""
-        runs: list[list[int]] = []
-        left = HELD // 2
-        for start, count in sorted(ranges):
-            stop = min(start + count, self.size)
-            if runs and start - runs[-1][1] <= GAP:
-                runs[-1][1] = max(runs[-1][1], stop)
-            elif start < stop:
-                runs.append([start, stop])
-        wanted = []
-        for start, stop in runs:
-            left -= stop - start
+        wanted, left = [], HELD // 2
+        for start, view in self._missing(sorted(ranges)):
+            left -= len(view)
             if left < 0:
                 break
-            with self._lock:
-                is_there = self._covers(start, stop)
-            if not is_there:
-                wanted.append((start, memoryview(bytearray(stop - start))))
+            wanted.append((start, view))
         if wanted:
             self._store.read(self._key, self._entry, wanted)
             self._remember(wanted)
 
-    def read_ahead(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Begin to read ranges that will be needed soon, in this order; close ranges share a request."""
+    def _missing(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, memoryview]]:
+        """Yield start and memory for each run of close ranges that is not cached."""
         runs: list[list[int]] = []
         for start, count in ranges:
             stop = min(start + count, self.size)
-            if runs and 0 <= start - runs[-1][1] <= GAP:
+            if runs and runs[-1][0] <= start <= runs[-1][1] + GAP:
                 runs[-1][1] = max(runs[-1][1], stop)
             elif start < stop:
                 runs.append([start, stop])
         for start, stop in runs:
             with self._lock:
-                is_there = self._covers(start, stop)
-            if is_there:
-                continue
-            view = memoryview(bytearray(stop - start))
+                is_cached = self._covers(start, stop)
+            if not is_cached:
+                yield start, memoryview(bytearray(stop - start))
+
+    def read_ahead(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Begin to read ranges that will be needed soon, in this order; close ranges share a request."""
+        for start, view in self._missing(ranges):
             job = self._store.begin(self._key, self._entry, [(start, view)])
             with self._lock:
                 self._ahead.append((start, view, job))

@@ -164,15 +164,21 @@ class Store:
         """Return a name as it is shown to people."""
         return str(self._path.derived(key))
 
+    @contextlib.contextmanager
+    def _naming(self, key: str, front: str = "") -> Iterator[None]:
+        """Convert a fault to an error that names an object."""
+        try:
+            yield
+        except FaultError as fault:
+            raise bad(self.shown(key), f"{front}{fault}") from None
+
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Run a coroutine in fsspec's event loop and wait for it.
 
         Raises:
             FaultError: after all tries.
         """
-        asyn = importlib.import_module("fsspec.asyn")
-        result: Result = asyn.sync(asyn.get_loop(), lambda: self._patiently(work))
-        return result
+        return _wait_for(lambda: self._patiently(work))
 
     async def _patiently(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Make a request in its turn, and again where it fails."""
@@ -238,14 +244,13 @@ class Store:
                 return None
             if as_file and key in self._no_files:
                 return None
-        try:
-            entry = self.run(lambda: self._info(key, as_file))
-        except DeniedError as fault:
-            if key == self._root:
-                raise bad(self.shown(key), str(fault)) from None
-            entry = None
-        except FaultError as fault:
-            raise bad(self.shown(key), str(fault)) from None
+        with self._naming(key):
+            try:
+                entry = self.run(lambda: self._info(key, as_file))
+            except DeniedError:
+                if key == self._root:
+                    raise
+                entry = None
         with self._lock:
             if entry is None and as_file:
                 self._no_files.add(key)
@@ -263,10 +268,8 @@ class Store:
         with self._lock:
             if key in self._folders:
                 return self._folders[key]
-        try:
+        with self._naming(key):
             entries = self.run(lambda: self._list(key))
-        except FaultError as fault:
-            raise bad(self.shown(key), str(fault)) from None
         return self.note(key, entries)
 
     def note(self, key: str, inside: dict[str, StoreEntry]) -> dict[str, StoreEntry]:
@@ -282,20 +285,17 @@ class Store:
         Raises:
             CheckpointError: the store can't be asked.
         """
-        try:
+        with self._naming(key):
             below = self.run(lambda: self._find(key))
-        except FaultError as fault:
-            raise bad(self.shown(key), str(fault)) from None
         wanted = {
             name: bytearray(min(HEAD, one.size)) for name, one in below.items() if ending and name.endswith(ending)
         }
-        self._gather(
-            key,
-            [
-                functools.partial(self._get, f"{key}/{name}", below[name], 0, memoryview(head))
-                for name, head in wanted.items()
-            ],
-        )
+        heads = [
+            functools.partial(self._get, f"{key}/{name}", below[name], 0, memoryview(head))
+            for name, head in wanted.items()
+        ]
+        with self._naming(key):
+            _wait_for(lambda: self._all(heads))
         folders: dict[str, dict[str, StoreEntry]] = {key: {}}
         for name in sorted(below):
             entry = dataclasses.replace(below[name], head=bytes(wanted.get(name, b"")))
@@ -318,10 +318,8 @@ class Store:
         Raises:
             CheckpointError: it can't be written.
         """
-        try:
+        with self._naming(key, "can't be written: "):
             return self.run(lambda: self._put(key, data, False))
-        except FaultError as fault:
-            raise bad(self.shown(key), f"can't be written: {fault}") from None
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write an object unless it exists; return whether it was written.
@@ -329,12 +327,11 @@ class Store:
         Raises:
             CheckpointError: it can't be written.
         """
-        try:
-            self.run(lambda: self._put(key, data, True))
-        except ChangedError:
-            return self.get(key) == data  # an earlier try of ours may have come through
-        except FaultError as fault:
-            raise bad(self.shown(key), f"can't be written: {fault}") from None
+        with self._naming(key, "can't be written: "):
+            try:
+                self.run(lambda: self._put(key, data, True))
+            except ChangedError:
+                return self.get(key) == data  # an earlier try of ours may have come through
         return True
 
     def get(self, key: str) -> bytes | None:
@@ -343,7 +340,7 @@ class Store:
         Raises:
             CheckpointError: it can't be read.
         """
-        try:
+        with self._naming(key), contextlib.suppress(AbsentError):
             while True:
                 content = self.run(lambda: self._get_small(key))
                 if content is not None:
@@ -356,10 +353,7 @@ class Store:
                     for part in parts(0, view):
                         self.run(functools.partial(self._get, key, entry, *part))
                     return bytes(data)
-        except AbsentError:
-            return None
-        except FaultError as fault:
-            raise bad(self.shown(key), str(fault)) from None
+        return None
 
     def below(self, key: str) -> dict[str, StoreEntry]:
         """Return all files below a folder as they are now, by their names from it on.
@@ -367,12 +361,9 @@ class Store:
         Raises:
             CheckpointError: the store can't be asked.
         """
-        try:
+        with self._naming(key), contextlib.suppress(AbsentError):
             return self.run(lambda: self._find(key))
-        except AbsentError:
-            return {}
-        except FaultError as fault:
-            raise bad(self.shown(key), str(fault)) from None
+        return {}
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects.
@@ -382,10 +373,8 @@ class Store:
         """
         for first in range(0, len(keys), BATCH):
             some = keys[first : first + BATCH]
-            try:
+            with self._naming(some[0], "can't be deleted: "):
                 self.run(functools.partial(self._delete, some))
-            except FaultError as fault:
-                raise bad(self.shown(some[0]), f"can't be deleted: {fault}") from None
 
     def stream(self, key: str, pieces: Callable[[], Iterable[bytes | bytearray]], size: int) -> None:
         """Write an object piece by piece; each attempt requests the pieces again.
@@ -401,10 +390,8 @@ class Store:
             if entry is None or entry.size != size:
                 raise FaultError("is not as long as what was written")
 
-        try:
+        with self._naming(key, "can't be written: "):
             self.run(work)
-        except FaultError as fault:
-            raise bad(self.shown(key), f"can't be written: {fault}") from None
 
     def _stream(self, name: str, pieces: Iterable[bytes | bytearray]) -> None:
         file = self._system.open(name, "wb")
@@ -426,22 +413,19 @@ class Store:
         Raises:
             CheckpointError: the file is not the one of the entry, or can't be read.
         """
-        cut = [part for start, into in ranges for part in parts(start, into)]
-        self._gather(key, [functools.partial(self._get, key, entry, start, into) for start, into in cut])
-        if not self.is_tied:
-            self._gather(key, [functools.partial(self._confirm, key, entry)])
+        with self._naming(key):
+            _wait_for(lambda: self._read(key, entry, ranges))
 
     def begin(self, key: str, entry: StoreEntry, ranges: Sequence[tuple[int, memoryview]]) -> Future[None]:
         """Begin to fill memory as `read` does; return a future, which fails with a `FaultError`."""
-        cut = [part for start, into in ranges for part in parts(start, into)]
-
-        async def work() -> None:
-            await self._all([functools.partial(self._get, key, entry, start, into) for start, into in cut])
-            if not self.is_tied:
-                await self._all([functools.partial(self._confirm, key, entry)])
-
         asyn = importlib.import_module("fsspec.asyn")
-        return asyncio.run_coroutine_threadsafe(work(), asyn.get_loop())
+        return asyncio.run_coroutine_threadsafe(self._read(key, entry, ranges), asyn.get_loop())
+
+    async def _read(self, key: str, entry: StoreEntry, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        cut = [part for start, into in ranges for part in parts(start, into)]
+        await self._all([functools.partial(self._get, key, entry, start, into) for start, into in cut])
+        if not self.is_tied:
+            await self._all([functools.partial(self._confirm, key, entry)])
 
     async def _all(self, requests: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
         """Make requests concurrently; if one fails for good, the others are cancelled."""
@@ -454,17 +438,12 @@ class Store:
             await asyncio.gather(*jobs, return_exceptions=True)
             raise
 
-    def _gather(self, key: str, requests: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-        """Make requests at the same time; where one fails for good, none is under way any more.
 
-        Raises:
-            CheckpointError: one failed.
-        """
-        asyn = importlib.import_module("fsspec.asyn")
-        try:
-            asyn.sync(asyn.get_loop(), lambda: self._all(requests))
-        except FaultError as fault:
-            raise bad(self.shown(key), str(fault)) from None
+def _wait_for(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Return the result of a coroutine that runs in fsspec's event loop."""
+    asyn = importlib.import_module("fsspec.asyn")
+    result: Result = asyn.sync(asyn.get_loop(), work)
+    return result
 
 
 def _ways(key: str) -> Iterator[tuple[str, str]]:

@@ -301,24 +301,11 @@ class _Files:
         if room is None or len(room) < count:
             room = self._rooms.room = memoryview(bytearray(count))
         try:
-            done = _read(path, offset, room[:count])
+            with path.open("rb") as handle:
+                handle.seek(offset)
+                done = handle.readinto(room[:count])
         except OSError as error:
             raise CheckpointError(f"{path}: can't be read: {reason(error)}") from None
         if done < count:
             raise CheckpointError(f"{path}: ends at byte {offset + done}, before byte {offset + count}")
         return room[:count]
-
-
-def _read(path: Path, start: int, view: memoryview) -> int:
-    """Fill memory from a position on, and return the number of bytes read."""
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        done = 0
-        while done < len(view):
-            got = os.preadv(number, [view[done:]], start + done)
-            done += got
-            if not got:
-                break
-        return done
-    finally:
-        os.close(number)
