@@ -19,6 +19,10 @@ KINDS = ("dense", "sparse")
 """Kinds of feed-forward layers in a config: without experts, and with them."""
 
 
+METHODS = ("greedy", "group_limited_greedy")
+"""Values of DeepSeek V2's key of groups: without, and with them."""
+
+
 def is_sparse(config: ConfigFile, layer: int, values: Values) -> bool:
     """Return whether a block has experts.
 
@@ -94,11 +98,19 @@ def written_parts(config: DecoderConfig) -> dict[str, object]:
     layers = [block.feed_forward for block in config.blocks]
     dense = next((one for one in layers if isinstance(one, FeedForwardConfig)), None)
     mixture = next((one for one in layers if isinstance(one, MixtureOfExpertsConfig)), None)
-    if mixture is None:
-        return {"feed_forward": dense}
     sparse = [isinstance(one, MixtureOfExpertsConfig) for one in layers]
-    shared = mixture.shared
+    kinds = types.SimpleNamespace(
+        types=[KINDS[is_one] for is_one in sparse],
+        dense=[layer for layer, is_one in enumerate(sparse) if not is_one],
+        first=sparse.index(True) if any(sparse) else len(sparse),
+        last=-1,
+        step=1,
+    )
+    if mixture is None:
+        return {"feed_forward": dense, "sparse": kinds}
+    shared, groups = mixture.shared, mixture.router.groups
     return {
+        "sparse": kinds,
         "feed_forward": types.SimpleNamespace(activation=mixture.expert.activation) if dense is None else dense,
         "experts": types.SimpleNamespace(
             num_experts=mixture.num_experts,
@@ -110,12 +122,9 @@ def written_parts(config: DecoderConfig) -> dict[str, object]:
             shared_bias=None if shared is None else shared.bias,
         ),
         "router": mixture.router,
-        "groups": mixture.router.groups,
-        "sparse": types.SimpleNamespace(
-            types=[KINDS[is_one] for is_one in sparse],
-            dense=[layer for layer, is_one in enumerate(sparse) if not is_one],
-            first=0 if all(sparse) else sparse.index(True),
-            last=-1,
-            step=1,
+        "groups": types.SimpleNamespace(
+            number=None if groups is None else groups.number,
+            chosen=None if groups is None else groups.chosen,
+            method=METHODS[groups is not None],
         ),
     }

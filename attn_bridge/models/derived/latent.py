@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...masks import Mask
+from ...specs.lightning_indexer import Indexer
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Rotary
 from ..reading.model_config import ConfigFile
@@ -41,6 +42,23 @@ def read_latent(
         scale=(values["nope_dim"] + values["rope_dim"]) ** -0.5 * magnitude * magnitude,
         dropout=config.number_or_none("attention_dropout") or 0.0,
     )
+
+
+def read_indexer(config: ConfigFile, values: Values) -> Indexer:
+    """Return the indexer of every layer; GLM-5's layers may share the choice of one layer, which ours do not.
+
+    Args:
+        config: the model's.
+        values: its heads, their width, the number of chosen keys, and which channels turn together.
+
+    Raises:
+        ValueError: a layer takes the choice of another.
+    """
+    layers = config.integer("num_hidden_layers")
+    config.refuse("indexer_types", None, ["full"] * layers)
+    config.refuse("index_topk_pattern", None, "F" * layers, ["full"] * layers)
+    config.refuse("index_topk_freq", None, 0, 1)
+    return Indexer(**values)
 
 
 def write_heads(attention: MultiHeadLatentAttentionConfig) -> dict[str, object]:

@@ -17,6 +17,7 @@ from ...specs.layer_norm import LayerNormConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Alibi, Rotary
 from ...specs.rms_norm import RMSNormConfig
+from ...specs.sparse_indexed_attention import SparseIndexedAttentionConfig
 from ..family import AttentionLayer, Family
 from ..handwritten.grouped import (
     KINDS,
@@ -163,6 +164,9 @@ class FamilyReader:
         if isinstance(position, Alibi):
             raise ValueError(f"ALiBi of {config.model_type} does not fit keys that are made of a latent")
         spec = latent.read_latent(config, values, position, mask_of(config, layer, kind))
+        indexer = self.part(config, "indexer")
+        if indexer:
+            spec = SparseIndexedAttentionConfig.of(spec, latent.read_indexer(config, indexer))
         return self._layer(config, layer, spec)
 
     def block(self, config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
@@ -175,18 +179,31 @@ class FamilyReader:
     def _feed_forward(self, config: ConfigFile, layer: int) -> FeedForwardConfig | MixtureOfExpertsConfig:
         """Return the feed-forward layers of a block, or its experts."""
         width, options = config.integer("hidden_size"), self.part(config, "feed_forward")
-        values = self.part(config, "experts")
-        if not values or not experts.is_sparse(config, layer, self.part(config, "sparse")):
+        if not self._may_have_experts or not experts.is_sparse(config, layer, self.part(config, "sparse")):
             return FeedForwardConfig(width, **options)
-        router, groups = self.part(config, "router"), self.part(config, "groups")
+        values = self.part(config, "experts")
+        router, groups = self.part(config, "router"), self._groups(config)
         return experts.read_experts(width, options["activation"], values, router, groups)
+
+    @property
+    def _may_have_experts(self) -> bool:
+        return "experts.num_experts" in self.description.fields
+
+    def _groups(self, config: ConfigFile) -> dict[str, Any]:
+        """Return the arguments of `ExpertGroups`; none where a key switches groups off."""
+        method = self.description.fields.get("groups.method")
+        if method is not None:
+            config.refuse(method.key, *experts.METHODS)
+            if config.get(method.key) == experts.METHODS[False]:
+                return {}
+        return {name: value for name, value in self.part(config, "groups").items() if name != "method"}
 
     def model(self, config: ConfigFile) -> dict[str, Any]:
         """Return the arguments of a model other than blocks, vocabulary and width."""
-        values, of_experts = self.part(config, "sparse"), self.part(config, "experts")
+        values = self.part(config, "sparse")
         if (
-            of_experts
-            and not of_experts.get("may_be_dense")
+            self._may_have_experts
+            and "experts.may_be_dense" not in self.description.fields
             and not any(
                 experts.is_sparse(config, layer, values) for layer in range(config.integer("num_hidden_layers"))
             )
@@ -329,10 +346,10 @@ _FLAGS = (*_SWITCHES, "qkv_bias", "key_bias", "out_bias", "bias", "tie", "normal
 _COUNTS = ("shared", "first", "last", "step")
 _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     **dict.fromkeys(_FLAGS, ConfigFile.flag),
-    **dict.fromkeys(("hidden_dim", "num_experts", "top_k", "number", "chosen"), ConfigFile.integer),
+    **dict.fromkeys(("hidden_dim", "num_experts", "top_k", "number", "chosen", "num_heads"), ConfigFile.integer),
     **dict.fromkeys(("num_positions", "num_token_types", "dim"), ConfigFile.integer),
     **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
-    **dict.fromkeys(("types", "dense"), ConfigFile.get),
+    **dict.fromkeys(("types", "dense", "method"), ConfigFile.get),
     "rate": ConfigFile.number,
     "dropout": lambda config, key: config.number_or_none(key) or 0.0,
     "interval": ConfigFile.integer,

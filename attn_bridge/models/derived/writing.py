@@ -62,6 +62,7 @@ class FamilyWriter:
             "qk_norm": getattr(attention, "qk_norm", None),
             "temperature": getattr(attention, "temperature", None),
             "position": attention.position,
+            "indexer": getattr(attention, "indexer", None),
             "norm": first.norm,
             "last_norm": config.norm,
             "block": first,
@@ -88,6 +89,7 @@ class FamilyWriter:
             **{
                 key: config.vocab_size if other == "vocab_size" else config.emb_dim
                 for key, other in self.description.same.items()
+                if other in ("vocab_size", "hidden_size")
             },
         }
         if "layers.switch" in self.description.fields:
@@ -119,7 +121,7 @@ class FamilyWriter:
                 written[source.key] = self._activation_name(source.key, value)
             elif source.per and value is not None:
                 written[source.key] = source.product(value, written[source.per] ** source.per_power)
-            elif source.key not in ("", "hidden_size") and (value is not None or name in OPTIONAL):
+            elif source.key not in ("", "hidden_size") and (value is not None or (name in OPTIONAL and part in parts)):
                 written[source.key] = self._whole(source.key, _written(name, value, source))
         inner = {key: value for key, value in written.items() if key.startswith(ROTARY)}
         scaling = {**(written.get("rope_scaling") or {"rope_type": "default"})}

@@ -1,9 +1,9 @@
 """Families of models: the attention of a layer in ours, from a Hugging Face ``config.json`` and the layer's arrays.
 
-A family is a TOML file. Those of this folder ``attn-bridge derive`` writes and `attn_bridge.models.derived` reads. Those
-of `handwritten` hold its ``model_type``, the defaults of `transformers` for missing keys, and the names of functions that
-read and write its configs (`coded`), one of which goes from config and layer to an `AttentionLayer`: our class, its
-config, and the tables of `attn_bridge.weights.rows.Row` that map to its tensors and back.
+A family is a TOML file. Those of this folder ``attn-bridge derive`` writes and `attn_bridge.models.derived` reads.
+Those of `handwritten` hold its ``model_type``, the defaults of `transformers` for missing keys, and the names of
+functions that read and write its configs (`coded`), one of which goes from config and layer to an `AttentionLayer`: our
+class, its config, and the tables of `attn_bridge.weights.rows.Row` that map to its tensors and back.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ...specs.kimi_delta_attention import KimiDeltaAttentionConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ..derived.experts import is_sparse_there
+from ..derived.latent import write_heads
 from ..family import AttentionLayer
 from ..reading.decoders import (
     WrittenKeys,
@@ -28,7 +29,6 @@ from ..reading.decoders import (
 from ..reading.model_config import ConfigFile
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .deepseek import write_latent, write_shared_experts
 
 LAYOUT = table("hf-kimi-linear")
 
@@ -161,20 +161,35 @@ def write_kimi_linear(config: DecoderConfig, model_type: str) -> WrittenKeys:
                 "linear_conv_kernel_dim": layer.conv_size,
             }
         elif isinstance(layer, MultiHeadLatentAttentionConfig):
-            keys |= write_latent(layer)
+            keys |= {
+                **write_heads(layer),
+                "kv_lora_rank": layer.latent_dim,
+                "q_lora_rank": layer.query_dim,
+                "qk_nope_head_dim": layer.nope_dim,
+                "qk_rope_head_dim": layer.rope_dim,
+                "v_head_dim": layer.value_dim,
+                "attention_bias": layer.bias,
+            }
     if not all(sparse):
         keys |= write_feed_forward(feed_forward_of(config, FeedForwardConfig))
     if any(sparse):
-        written = write_shared_experts(feed_forward_of(config, MixtureOfExpertsConfig), has_groups=True)
-        keys |= {_PUBLISHED.get(key, key): value for key, value in written.items()}
+        keys |= _write_experts(feed_forward_of(config, MixtureOfExpertsConfig))
     return keys
 
 
-_PUBLISHED = {
-    "n_routed_experts": "num_experts",
-    "n_group": "num_expert_group",
-    "n_shared_experts": "num_shared_experts",
-    "norm_topk_prob": "moe_renormalize",
-    "num_experts_per_tok": "num_experts_per_token",
-}
-"""Key of DeepSeek V3 -> that of published files."""
+def _write_experts(experts: MixtureOfExpertsConfig) -> WrittenKeys:
+    """Return the keys of the experts as published files have them; all models of `transformers` have shared layers."""
+    width, shared, groups = experts.expert.hidden_dim, experts.shared, experts.router.groups
+    if shared is None or shared.hidden_dim % width:
+        had = None if shared is None else shared.hidden_dim
+        raise ValueError(f"width of shared layers ({had}) must be a multiple of the experts' ({width}) there")
+    return {
+        **write_feed_forward(experts.expert, width="moe_intermediate_size"),
+        "num_experts": experts.num_experts,
+        "num_experts_per_token": experts.top_k,
+        "num_shared_experts": shared.hidden_dim // width,
+        "moe_renormalize": experts.router.normalise,
+        "routed_scaling_factor": experts.router.scale,
+        "num_expert_group": groups.number if groups else 1,
+        "topk_group": groups.chosen if groups else 1,
+    }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import re
 import sys
+import tomllib
+from importlib import resources
 
 import pytest
 
-from attn_bridge.models import families, layouts
+from attn_bridge.models import families, handwritten, layouts, tables
 from attn_bridge.models.derived import known
 from attn_bridge.models.derived.description import KeySource, dumps, loads
 from attn_bridge.models.derived.reading import FamilyReader, layout_of
@@ -56,7 +59,7 @@ def tiny(name, **changes):
     more |= {"rotary_dim": 8} if "position.dim" in fields else {}
     more |= {key: values[0] for key, values in description.fixed.items() if description.defaults.get(key) not in values}
     more |= {"is_decoder": True, "is_encoder_decoder": False} if name in multimodal.DECODERS else {}
-    more |= dict.fromkeys(description.same, TINY["hidden_size"])
+    more |= {key: {**TINY, **more}.get(other, TINY["hidden_size"]) for key, other in description.same.items()}
     more |= {key: TINY[usual] for usual, key in description.keys.items() if usual in TINY}
     more |= {"attention_types": [[["global", "local"], 2], [["global"], 1]]} if name == "gpt_neo" else {}
     return {"model_type": name, **TINY, **more, **changes}
@@ -190,6 +193,26 @@ def test_families_of_the_users_folder_are_read(tmp_path, monkeypatch):
     assert read["mine"] == mine
     assert read["cohere"] == other
     assert layout_of(mine).name == "hf-mine"
+
+
+def test_no_null_is_written_for_experts_that_a_model_lacks():
+    config = families.find_decoder(tiny("deepseek_v2", first_k_dense_replace=5, num_experts_per_tok=None))
+    written = families.write_config(config, layouts.find("hf-deepseek-v2"))
+    assert written["model_type"] == "deepseek_v2"
+    assert "routed_scaling_factor" not in written
+
+
+@pytest.mark.parametrize("room", [handwritten, tables])
+def test_functions_that_files_name_exist(room):
+    paths = {
+        path
+        for file in resources.files(room).iterdir()
+        if file.name.endswith(".toml")
+        for path in tomllib.loads(file.read_text(encoding="utf-8")).get("code", {}).values()
+    }
+    assert paths
+    for module, _, name in (path.rpartition(".") for path in paths):
+        assert callable(getattr(importlib.import_module(f"attn_bridge.models.{module}"), name))
 
 
 def test_families_written_by_hand_go_before_derived_ones():
