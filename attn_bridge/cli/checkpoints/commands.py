@@ -115,7 +115,7 @@ def convert(
     hf-persimmon, hf-phi, hf-phimoe, hf-qwen2-moe, hf-roberta, hf-roberta-prelayernorm, hf-solar-open,
     hf-stablelm, hf-starcoder2, hf-trocr, hf-vaultgemma, hf-whisper-decoder, hf-xglm, hf-xlm-roberta-xl,
     hf-gpt-oss, hf-olmo, hf-olmo2, hf-deepseek, hf-qwen3-next, hf-qwen3-5, hf-mamba2, hf-bamba,
-    hf-mamba, hf-jamba, hf-lfm2, hf-lfm2-moe, hf-gemma3n, hf-gemma4, hf-gemma4-moe, hf-llama4,
+    hf-mamba, hf-jamba, hf-lfm2, hf-lfm2-moe, hf-lfm3, hf-gemma3n, hf-gemma4, hf-gemma4-moe, hf-llama4,
     hf-cohere2-moe, hf-roformer,
     hf-granitemoehybrid,
     hf-granitemoehybrid-dense, hf-falcon-h1, hf-nemotron-h, hf-minimax, hf-kimi-linear, hf-olmo-hybrid,

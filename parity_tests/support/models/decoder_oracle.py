@@ -323,6 +323,22 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_theta": 500.0,
         },
     ),
+    "lfm3": (
+        "lfm3",
+        {
+            **WHOLE,
+            "layer_types": ["conv", "full_attention", "sliding_attention"],
+            "norm_eps": 1e-3,
+            "head_dim": 8,
+            "intermediate_size": 31,
+            "conv_L_cache": 5,
+            "sliding_window": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
     "lfm2-moe": (
         "lfm2_moe",
         {

@@ -182,6 +182,8 @@ FAMILIES = {
     "falcon-mamba": ("hf-mamba", T.FalconMambaForCausalLM, T.FalconMambaConfig,
                      {**CHANNELS, "tie_word_embeddings": False}),
     "lfm2": ("hf-lfm2", T.Lfm2ForCausalLM, T.Lfm2Config, {**GROUPED, "layer_types": ["conv", "full_attention"]}),
+    "lfm3": ("hf-lfm3", T.Lfm3ForCausalLM, T.Lfm3Config,
+             {**GROUPED, "layer_types": ["conv", "full_attention"], "pad_token_id": 0}),
     "lfm2-moe": ("hf-lfm2-moe", T.Lfm2MoeForCausalLM, T.Lfm2MoeConfig,
                  {**GROUPED, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 3,
                   "num_experts_per_tok": 2, "moe_intermediate_size": 4}),

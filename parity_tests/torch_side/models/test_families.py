@@ -203,6 +203,7 @@ def test_every_family_of_this_kind_has_an_oracle():
         "nemotron_h",
         "lfm2",
         "lfm2_moe",
+        "lfm3",
         "olmo_hybrid",
         "gemma3n_text",
         "gemma4_text",

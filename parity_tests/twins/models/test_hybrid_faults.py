@@ -159,6 +159,15 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "gate of feed-forward layers": swapped("ff.fc1", "ff.fc2"),
         "base of positions": in_attention(HEADS, position=specs.Rotary()),
     },
+    "lfm3": {
+        "gates before and after": swapped("linear_att.W_query", "linear_att.W_value"),
+        "convolution off by one": OFF_BY_ONE,
+        "epsilon of norms of heads": in_attention(HEADS, qk_norm=specs.QKNorm()),
+        "base of positions": in_attention(HEADS, position=specs.Rotary()),
+        "window in no layer": in_attention(HEADS, mask=masks.causal()),
+        "softplus of the gate": in_attention(HEADS, gate_activation="softplus"),
+        "norms exchanged": swapped(".norm1", ".norm2"),
+    },
     "lfm2-moe": {
         "weights of experts": in_blocks(feed_forward=routed(normalise=False, sum_eps=0.0)),
         "constant of their sum": in_blocks(feed_forward=routed(sum_eps=0.1)),
