@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import torch_attn
+from attn_bridge import checkpoints
 from attn_bridge.models import families
+from torch_attn.backend import to_numpy
 
 from ...support.models import changed_keys
-from ...support.models.decoder_oracle import DECODERS, YARN
+from ...support.models.decoder_oracle import DECODERS, YARN, run
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 PROPORTIONAL, LOCAL = DECODERS["lfm3"][1]["rope_parameters"].values()
@@ -70,3 +74,15 @@ def test_a_gate_with_biases_is_refused_by_name():
     message = r"^attention_bias of lfm3 is not supported with use_attention_gate$"
     with pytest.raises(ValueError, match=message):
         families.find_decoder({"model_type": "lfm3", **DECODERS["lfm3"][1], "attention_bias": True})
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_layers_are_read_by_the_names_of_files_and_of_memory(layer):
+    oracle = run("lfm3")
+    config = {"model_type": "lfm3", **DECODERS["lfm3"][1]}
+    files = dict(checkpoints.read(oracle.folder))
+    memory = {name: to_numpy(tensor) for name, tensor in oracle.model.state_dict().items()}
+    assert files.keys() != memory.keys()
+    first, second = (torch_attn.from_hf(config, layer, state).state_dict() for state in (files, memory))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
