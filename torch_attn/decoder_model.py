@@ -65,14 +65,16 @@ class DecoderModel(Pretrained, Layer):
         self.config = DecoderConfig.read(config)
         config = self.config
         options = {"rngs": rngs, "device": device, "dtype": dtype}
-        self.tok_emb = Embedding(config.vocab_size, config.emb_dim, **options)
+        self.tok_emb = Embedding(config.vocab_size, config.token_width, **options)
         if config.num_positions is not None:
             offset = config.position_offset
-            self.pos_emb = Embedding(config.num_positions + offset, config.emb_dim, offset, **options)
+            self.pos_emb = Embedding(config.num_positions + offset, config.token_width, offset, **options)
         if config.num_token_types is not None:
-            self.type_emb = Embedding(config.num_token_types, config.emb_dim, **options)
+            self.type_emb = Embedding(config.num_token_types, config.token_width, **options)
         if config.embedding_norm is not None:
             self.emb_norm = make_norm(config.embedding_norm, **options)
+        if config.embedding_width is not None:
+            self.emb_linear = linear(config.embedding_width, config.emb_dim, True, **options)
         if config.layer_embeddings is not None:
             tables = config.layer_embeddings
             self.layer_emb = Embedding(tables.vocab_size, tables.layers * tables.dim, **options)
@@ -87,14 +89,14 @@ class DecoderModel(Pretrained, Layer):
         if config.norm is not None:
             self.final_norm = make_norm(config.norm, **options)
         if config.head_activation is not None:
-            self.head_linear = linear(config.emb_dim, config.emb_dim, True, **options)
+            self.head_linear = linear(config.emb_dim, config.logit_width, True, **options)
             self.head_activation = Activation(config.head_activation)
         if config.head_norm is not None:
             self.head_norm = make_norm(config.head_norm, **options)
         if config.head_bias:
             self.out_bias = nn.Parameter(torch.zeros(config.vocab_size, device=device, dtype=dtype))
         if not config.tie:
-            self.out_head = linear(config.emb_dim, config.vocab_size, bias=False, **options)
+            self.out_head = linear(config.logit_width, config.vocab_size, bias=False, **options)
 
     @torch.no_grad()
     def _reset_own(self) -> None:
@@ -184,6 +186,8 @@ class DecoderModel(Pretrained, Layer):
         if config.embedding_norm is not None and not config.norm_tokens:
             x = self.emb_norm(x)
         x = self.drop_emb(x)
+        if config.embedding_width is not None:
+            x = self.emb_linear(x)
         return x if config.updates is None else spread(x, self.stream_in)
 
     def _sinusoids(self, x: Float[Tensor, "B T D"], at: Int[Tensor, "... T"]) -> Float[Tensor, "... T D"]:

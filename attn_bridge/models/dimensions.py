@@ -110,6 +110,8 @@ class _Symbols:
         if hit["stem"] == f"{above}norm." and above in self.attentions:
             return (Symbol(self._scope(above), OWN_NORMS[self._kind(above)]),)
         outer = _OUTER_NORM.fullmatch(hit["stem"])
+        if outer is not None and hit["stem"].endswith("emb_norm.") and self._is_unified(outer["root"]):
+            return (self._end_width(outer["root"], "token width"),)
         root = outer["root"] if outer is not None else self._root_of(hit["stem"])
         return (self._width(root, hit["stem"], "norm"),)
 
@@ -220,13 +222,20 @@ class _Symbols:
             return None
         axes: list[Symbol | int | None] = []
         for symbol in ENDS[leaf]:
-            if symbol == "width":
-                axes.append(self._width(root, root, symbol))
+            if symbol in ("width", "token width", "logit width"):
+                axes.append(self._end_width(root, symbol))
             elif symbol in ("", "1"):
                 axes.append(_fixed(symbol))
             else:
                 axes.append(Symbol(self._table_of(root) if symbol == "vocab" else root, symbol))
         return tuple(axes)
+
+    def _end_width(self, root: str, symbol: str) -> Symbol:
+        """Return the width of the ends of a model, that of its blocks unless a linear layer is between them."""
+        between = {"token width": "emb_linear.weight", "logit width": "head_linear.weight"}
+        if f"{root}{between.get(symbol, '')}" in self.shapes and symbol != "width":
+            return Symbol(root, symbol)
+        return self._width(root, root, "width")
 
     def _layer_input(self, hit: re.Match[str]) -> Axes | None:
         root = hit["root"]

@@ -24,7 +24,7 @@ BARE = ["{path}W_query", "{path}W_key", "{path}W_value"]
 LINEAR = [
     f"{{path}}{name}.{leaf}"
     for name in (
-        *("ff.layers.0", "ff.layers.2", "ff.fc1", "ff.fc2", "ff.fc3", "out_head", "head_linear"),
+        *("ff.layers.0", "ff.layers.2", "ff.fc1", "ff.fc2", "ff.fc3", "out_head", "head_linear", "emb_linear"),
         *("layer_linear", "layer_gate", "layer_proj", "dense.fc1", "dense.fc2", "dense.fc3"),
         *("laurel_down", "laurel_up", "stream_in.{i}", "stream_out.{i}"),
         *(f"altup.{one}" for one in ("correction", "prediction", "stream_router")),

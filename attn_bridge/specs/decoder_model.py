@@ -259,6 +259,10 @@ class DecoderConfig(ModelConfig):
         layer_embeddings: config of a second table with a row of every token for each block, and of what comes with it;
             None omits them.
         sinusoids: kind of the sines and cosines of positions that are added to the embeddings (CTRL, XGLM), or None.
+        embedding_width: width of the embeddings and of their norm, where a further linear layer makes vectors of width
+            `emb_dim` of them (RemBERT); None omits that layer.
+        head_width: width of the output of the linear layer before the head, and of its norm (RemBERT); `emb_dim` by
+            default.
     """
 
     vocab_size: int
@@ -280,6 +284,8 @@ class DecoderConfig(ModelConfig):
     norm_tokens: bool = dataclasses.field(default=False, metadata={LATER: True})
     layer_embeddings: LayerEmbeddingsConfig | None = dataclasses.field(default=None, metadata={LATER: True})
     sinusoids: Sinusoids | None = dataclasses.field(default=None, metadata={LATER: True})
+    embedding_width: int | None = dataclasses.field(default=None, metadata={LATER: True})
+    head_width: int | None = dataclasses.field(default=None, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("vocab_size", "emb_dim", *(["num_positions"] if self.num_positions else []))
@@ -289,6 +295,7 @@ class DecoderConfig(ModelConfig):
             self._require_positive_ints("position_offset")
             if self.num_positions is None and self.sinusoids is None:
                 raise ValueError(f"position_offset ({self.position_offset}) must be 0 without num_positions")
+        self._check_widths()
         if self.sinusoids is not None:
             self._require_choice("sinusoids", get_args(Sinusoids))
             if self.num_positions is not None:
@@ -316,18 +323,40 @@ class DecoderConfig(ModelConfig):
         if self.logit_softcap is not None:
             self._require_positive_number("logit_softcap")
         self._require_rates("dropout")
-        for name in ("norm", "embedding_norm", "head_norm"):
+        widths = {
+            "norm": ("emb_dim", self.emb_dim),
+            "embedding_norm": ("emb_dim" if self.embedding_width is None else "embedding_width", self.token_width),
+            "head_norm": ("emb_dim" if self.head_width is None else "head_width", self.logit_width),
+        }
+        for name, (rule, width) in widths.items():
             norm = getattr(self, name)
             if norm is not None:
                 self._require_kind(name, Norm)
-                if norm.emb_dim != self.emb_dim:
-                    raise ValueError(f"emb_dim of {name} ({norm.emb_dim}) must be emb_dim ({self.emb_dim})")
+                if norm.emb_dim != width:
+                    raise ValueError(f"emb_dim of {name} ({norm.emb_dim}) must be {rule} ({width})")
         self._check_lenders()
         self._check_layer_embeddings()
         streams = {"none" if block.updates is None else str(block.updates.num_streams) for block in self.blocks}
         if len(streams) > 1:
             raise ValueError(
                 f"num_streams of updates must be the same in all blocks, got {' and '.join(sorted(streams))}"
+            )
+
+    def _check_widths(self) -> None:
+        """Check the widths of the embeddings and of the head's input, where these are not those of the blocks."""
+        if self.embedding_width is not None:
+            self._require_positive_ints("embedding_width")
+            for name in ("sinusoids", "layer_embeddings"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} must be None with embedding_width ({self.embedding_width})")
+        if self.head_width is not None:
+            self._require_positive_ints("head_width")
+            if self.head_activation is None:
+                raise ValueError(f"head_width ({self.head_width}) must be None without head_activation")
+        if self.tie and self.token_width != self.logit_width:
+            raise ValueError(
+                f"tie ({self.tie}) needs embeddings as wide as the input of the head: {self.token_width} is not "
+                f"{self.logit_width}"
             )
 
     def _check_lenders(self) -> None:
@@ -365,6 +394,16 @@ class DecoderConfig(ModelConfig):
             raise ValueError(f"dim of layer_input ({wrong}) must be that of layer_embeddings ({wanted}) in every block")
 
     @property
+    def token_width(self) -> int:
+        """Width of a row of the embeddings."""
+        return self.emb_dim if self.embedding_width is None else self.embedding_width
+
+    @property
+    def logit_width(self) -> int:
+        """Width of the input of the head."""
+        return self.emb_dim if self.head_width is None else self.head_width
+
+    @property
     def numbers_tokens(self) -> bool:
         """Whether vectors of the tokens' positions are added to the embeddings."""
         return self.num_positions is not None or self.sinusoids is not None
@@ -400,16 +439,21 @@ class DecoderConfig(ModelConfig):
     def embedding_parameters(self) -> tuple[Parameter, ...]:
         """Parameters in front of the blocks: embeddings, positions, types of tokens and their norm."""
         return (
-            table("tok_emb", self.vocab_size, self.emb_dim, "vocab"),
+            table("tok_emb", self.vocab_size, self.token_width, "vocab"),
             *(
-                (table("pos_emb", self.num_positions + self.position_offset, self.emb_dim, "positions"),)
+                (table("pos_emb", self.num_positions + self.position_offset, self.token_width, "positions"),)
                 if self.num_positions
                 else ()
             ),
-            *((table("type_emb", self.num_token_types, self.emb_dim, "types"),) if self.num_token_types else ()),
+            *((table("type_emb", self.num_token_types, self.token_width, "types"),) if self.num_token_types else ()),
             *(self.layer_embeddings.parameters if self.layer_embeddings is not None else ()),
             *(self.updates.ends if self.updates is not None else ()),
             *(below("emb_norm", self.embedding_norm.parameters) if self.embedding_norm is not None else ()),
+            *(
+                linear("emb_linear", self.embedding_width, self.emb_dim, bias=True, axes=("mlp", "embed"))
+                if self.embedding_width is not None
+                else ()
+            ),
         )
 
     @property
@@ -418,7 +462,7 @@ class DecoderConfig(ModelConfig):
         return (
             *(below("final_norm", self.norm.parameters) if self.norm is not None else ()),
             *(
-                linear("head_linear", self.emb_dim, self.emb_dim, bias=True, axes=("mlp", "embed"))
+                linear("head_linear", self.emb_dim, self.logit_width, bias=True, axes=("mlp", "embed"))
                 if self.head_activation is not None
                 else ()
             ),
@@ -427,6 +471,6 @@ class DecoderConfig(ModelConfig):
             *(
                 ()
                 if self.tie
-                else linear("out_head", self.emb_dim, self.vocab_size, bias=False, axes=("vocab", "embed"))
+                else linear("out_head", self.logit_width, self.vocab_size, bias=False, axes=("vocab", "embed"))
             ),
         )

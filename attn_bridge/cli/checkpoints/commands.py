@@ -112,7 +112,7 @@ def convert(
     hf-hunyuan-v1-dense, hf-hunyuan-v1-moe, hf-hy-v3, hf-hyperclovax, hf-jais2, hf-kolibri1, hf-laguna,
     hf-marian,
     hf-mbart, hf-megatron-bert, hf-minimax-m2, hf-mpt, hf-mvp, hf-nanochat, hf-openai-gpt, hf-opt, hf-pegasus,
-    hf-persimmon, hf-phi, hf-phimoe, hf-qwen2-moe, hf-roberta, hf-roberta-prelayernorm, hf-solar-open,
+    hf-persimmon, hf-phi, hf-phimoe, hf-qwen2-moe, hf-rembert, hf-roberta, hf-roberta-prelayernorm, hf-solar-open,
     hf-stablelm, hf-starcoder2, hf-trocr, hf-vaultgemma, hf-whisper-decoder, hf-xglm, hf-xlm-roberta-xl,
     hf-gpt-oss, hf-olmo, hf-olmo2, hf-deepseek, hf-qwen3-next, hf-qwen3-5, hf-mamba2, hf-bamba,
     hf-mamba, hf-jamba, hf-lfm2, hf-lfm2-moe, hf-lfm3, hf-gemma3n, hf-gemma4, hf-gemma4-moe, hf-llama4,

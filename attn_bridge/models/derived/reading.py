@@ -215,7 +215,8 @@ class FamilyReader:
             options.pop("embedding_scale", None)
         for name in ("norm", "embedding_norm", "head_norm"):
             if name in options:
-                options[name] = self._norm(config, f"last_{name}") if options[name] else None
+                width = options.get({"embedding_norm": "embedding_width", "head_norm": "head_width"}.get(name, ""))
+                options[name] = self._norm(config, f"last_{name}", width) if options[name] else None
         return options
 
     def kind(self, config: ConfigFile, layer: int) -> str:
@@ -306,10 +307,10 @@ class FamilyReader:
             if config.get(key) is None:
                 raise ValueError(f"{key} (null) of {config.model_type} is not supported, only a value")
 
-    def _norm(self, config: ConfigFile, own: str = "") -> RMSNormConfig | LayerNormConfig:
+    def _norm(self, config: ConfigFile, own: str = "", width: int | None = None) -> RMSNormConfig | LayerNormConfig:
         options = self.part(config, "norm") | self.part(config, own)
         kind = RMSNormConfig if options.pop("kind") == "rms" else LayerNormConfig
-        return kind(config.integer("hidden_size"), **options)
+        return kind(config.integer("hidden_size") if width is None else width, **options)
 
     def _position(self, config: ConfigFile, kind: str, width: int) -> Rotary | Alibi | None:
         options = self.part(config, "position")
@@ -348,6 +349,7 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     **dict.fromkeys(_FLAGS, ConfigFile.flag),
     **dict.fromkeys(("hidden_dim", "num_experts", "top_k", "number", "chosen", "num_heads"), ConfigFile.integer),
     **dict.fromkeys(("num_positions", "num_token_types", "dim"), ConfigFile.integer),
+    **dict.fromkeys(("embedding_width", "head_width"), ConfigFile.integer),
     **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
     **dict.fromkeys(("types", "dense", "method"), ConfigFile.get),
     "rate": ConfigFile.number,

@@ -88,6 +88,9 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         yield "bias in no layer", with_field("attention.last_out_bias", None)
         everywhere = with_field("attention.last_out_bias", None).fields | {"attention.out_bias": KeySource(value=True)}
         yield "bias in all layers", dataclasses.replace(description, fields=everywhere)
+    for name, width in (("model.embedding_width", 36), ("model.head_width", 44)):
+        if name in fields:
+            yield f"{name} not read", constant(name, width)
     if "position.dim" in fields:
         yield "rotary channels not read", constant("position.dim", 4)
     none = {name: source for name, source in fields.items() if not name.startswith("position.")}

@@ -30,6 +30,7 @@ class Outside:
         positions: table of positions.
         types: table of types of tokens.
         embedding_norm: norm before the blocks.
+        embedding_linear: linear layer between the embeddings and the blocks.
         norm: norm behind the blocks.
         head_linear: linear layer before the head.
         head_norm: norm behind that layer.
@@ -45,6 +46,7 @@ class Outside:
     positions: str = ""
     types: str = ""
     embedding_norm: str = ""
+    embedding_linear: str = ""
     norm: str = ""
     head_linear: str = ""
     head_norm: str = ""
@@ -107,6 +109,10 @@ def read(subject: ModelClass, model: nn.Module, blocks: str) -> Outside:
         tables = tuple(_sinusoids(subject, model, blocks))
     if "types" in by_role:
         fields["model.num_token_types"] = _source(subject, f"{by_role['types']}.weight")
+    if "embedding_linear" in by_role:
+        fields["model.embedding_width"] = _source(subject, f"{embedding}.weight", 1)
+    if "head_linear" in by_role and model.get_submodule(by_role["head_linear"]).weight.shape[0] != _width(model):
+        fields["model.head_width"] = _source(subject, f"{by_role['head_linear']}.weight")
     if bias:
         fields["model.head_bias"] = KeySource(value=True)
     if "norm" not in by_role:
@@ -179,19 +185,29 @@ def _role(name: str, module: nn.Module, behind: bool, has_linear: bool) -> str |
         return "types" if "type" in last else "positions" if "pos" in last or last == "wpe" else None
     if is_norm(module):
         return "embedding_norm" if not behind else "head_norm" if has_linear else "norm"
-    return "head_linear" if behind and isinstance(module, nn.Linear) else None
+    if not isinstance(module, nn.Linear):
+        return None
+    return "head_linear" if behind else "embedding_linear"
 
 
-def _probes(subject: ModelClass, name: str) -> Iterator[tuple[str, int, int]]:
-    """Yield key, another value of it, and the rows of a table with that value, of keys that change these."""
-    usual = subject.shapes(subject.keys())[name][0]
+def _width(model: nn.Module) -> int:
+    """Return the width of the blocks."""
+    return int(model.config.hidden_size)
+
+
+def _probes(subject: ModelClass, name: str, axis: int = 0) -> Iterator[tuple[str, int, int]]:
+    """Yield key, another value of it, and the rows of a table with that value, of keys that change these.
+
+    With `axis` 1 they are the columns.
+    """
+    usual = subject.shapes(subject.keys())[name][axis]
     for key in sorted({key for key, value in {**subject.defaults, **subject.sizes}.items() if _is_count(value)}):
         if key in ("hidden_size", "d_model", "n_embd", "vocab_size"):
             continue
         usual_value = subject.usual(key)
         value = (usual_value if isinstance(usual_value, int) else 0) + 8
         try:
-            rows = subject.shapes(subject.keys(**{key: value}))[name][0]
+            rows = subject.shapes(subject.keys(**{key: value}))[name][axis]
         except Exception:  # a value that the class refuses changes nothing
             continue
         if rows != usual:
@@ -239,8 +255,8 @@ def fixed(outside: Outside) -> dict[str, tuple[int | None, ...]]:
     return {"pad_token_id": (None, *range(unused))} if isinstance(unused, int) and unused else {}
 
 
-def _source(subject: ModelClass, name: str) -> KeySource:
-    for key, value, rows in _probes(subject, name):
+def _source(subject: ModelClass, name: str, axis: int = 0) -> KeySource:
+    for key, value, rows in _probes(subject, name, axis):
         if rows == value:
             return KeySource(key=subject.canonical(key))
     raise DerivationError(f"{name}: no key gives its number of rows; the nearest is type_vocab_size")
@@ -267,9 +283,9 @@ def rows(outside: Outside, front: str, *, is_usual: bool) -> Iterator[Row]:
     for name, ours in ((outside.positions, "pos_emb"), (outside.types, "type_emb")):
         if name:
             yield Row(f"{template(name)}.weight", (f"{ours}.weight",))
-    if outside.head_linear:
-        yield Row(f"{outside.head_linear}.weight", ("head_linear.weight",))
-        yield Row(f"{outside.head_linear}.bias", ("head_linear.bias",))
+    for name, ours in ((outside.embedding_linear, "emb_linear"), (outside.head_linear, "head_linear")):
+        if name:
+            yield from (Row(f"{template(name)}.{leaf}", (f"{ours}.{leaf}",)) for leaf in ("weight", "bias"))
     if outside.bias:
         yield Row(outside.bias, ("out_bias",))
     for name in outside.idle:

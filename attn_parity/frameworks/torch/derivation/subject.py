@@ -66,6 +66,8 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": None,
     "is_decoder": True,
     "embedding_size": 64,
+    "input_embedding_size": 36,
+    "output_embedding_size": 44,
     **LONG,
 }
 """Sizes of tiny instances, of the keys that a config has.
