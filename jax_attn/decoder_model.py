@@ -89,7 +89,7 @@ class DecoderModel(Pretrained, Layer):
         if config.norm is not None:
             self.final_norm = make_norm(config.norm, **options)
         if config.head_activation is not None:
-            self.head_linear = linear(config.emb_dim, config.logit_width, True, **options)
+            self.head_linear = linear(config.emb_dim, config.logit_width, config.head_linear_bias, **options)
             self.head_activation = Activation(config.head_activation)
         if config.head_norm is not None:
             self.head_norm = make_norm(config.head_norm, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from ..specs.blocks.feed_forward import XIELU
 from ..weights.rows import Row
@@ -132,12 +132,23 @@ def lacking(names: Iterable[str]) -> list[str]:
     for name in names:
         for hit in _STACKED.finditer(name):
             numbers[name[: hit.end() - 1]].add(int(name[hit.end() :].partition(".")[0]))
+    missing += _first_norms(names)
     pairs = (("stream_in.", "stream_out."), ("stream_out.", "stream_in."))
     missing += [name.replace(*pair) for name in names for pair in pairs if name.startswith(pair[0])]
     missing = [name for name in missing if name not in names]
     exempt = _exempt(names)
     missing = [name for name in dict.fromkeys(missing) if name not in exempt]
     return missing + [f"{stem}.{i}" for stem, found in numbers.items() for i in gaps(found, max(found))]
+
+
+def _first_norms(names: Collection[str]) -> Iterator[str]:
+    """Yield the norms before attention that blocks lack: where there are such, the first block alone may have none."""
+    hits = [hit for hit in map(_SECOND_NORM.fullmatch, names) if hit is not None]
+    first = {hit: f"{hit['root']}{hit['number']}.norm1.{hit['leaf']}" for hit in hits}
+    roots = {(hit["root"], hit["leaf"]) for hit, name in first.items() if name in names}
+    for hit, name in first.items():
+        if name not in names and int(hit["number"]) and (hit["root"], hit["leaf"]) in roots:
+            yield name
 
 
 def _exempt(names: Collection[str]) -> set[str]:
@@ -165,6 +176,8 @@ def _exempt(names: Collection[str]) -> set[str]:
             exempt.update(leaves, (f"{stem}k_norm.scale",))
     return exempt
 
+
+_SECOND_NORM = re.compile(r"(?P<root>(?:.+\.)?trf_blocks\.)(?P<number>[0-9]+)\.norm2\.(?P<leaf>scale|shift)")
 
 _MARKED = re.compile(r"(?P<root>(?:.+\.)?trf_blocks\.)(?P<number>[0-9]+)\.(?P<mark>scalar|altup\.corrected_scale)")
 """Parameters of the blocks of Gemma 3n and 4."""

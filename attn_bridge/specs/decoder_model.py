@@ -46,10 +46,11 @@ Attention = (
     | Recurrent
     | DifferentialAttentionConfig
 )
-Norms = Literal["pre", "post", "sandwich", "pre_and_last", "parallel", "parallel_two", "residual", "stream"]
+Norms = Literal["pre", "pre_last", "post", "sandwich", "pre_and_last", "parallel", "parallel_two", "residual", "stream"]
 
 _NORMS = {
     "pre": ("norm1", "norm2"),
+    "pre_last": ("norm2",),
     "post": ("post_norm1", "post_norm2"),
     "sandwich": ("norm1", "post_norm1", "norm2", "post_norm2"),
     "pre_and_last": ("norm1", "norm2", "post_norm2"),
@@ -68,11 +69,12 @@ class DecoderBlockConfig(Config):
         attention: config of the attention; None omits it (Nemotron-H, whose blocks have one of both).
         feed_forward: config of the feed-forward layers, or of a mixture of experts; None omits them (Mamba-2).
         norm: config of every norm of the block.
-        norms: their positions: before attention and feed-forward (``pre``), after them (``post``, OLMo 2), both
-            (``sandwich``, Gemma), before both and after feed-forward (``pre_and_last``, experts of A.X K1), one before
-            the two of them, which run in parallel (``parallel``, GPT-J), or one before each of these
-            (``parallel_two``, GPT-NeoX), or after each sum (``residual``, BERT); before attention and feed-forward,
-            where each sum adds to the norm's output instead of its input (``stream``, MiniMax-01).
+        norms: their positions: before attention and feed-forward (``pre``), before the latter alone (``pre_last``, the
+            first block of ModernBERT's decoder), after them (``post``, OLMo 2), both (``sandwich``, Gemma), before both
+            and after feed-forward (``pre_and_last``, experts of A.X K1), one before the two of them, which run in
+            parallel (``parallel``, GPT-J), or one before each of these (``parallel_two``, GPT-NeoX), or after each sum
+            (``residual``, BERT); before attention and feed-forward, where each sum adds to the norm's output instead of
+            its input (``stream``, MiniMax-01).
         residual_scale: factor of each sublayer's output (Granite).
         dropout: rate at which that output is dropped in training.
         stream_scales: factors of the norm's output in the sum behind attention, and in that behind feed-forward layers;
@@ -259,6 +261,7 @@ class DecoderConfig(ModelConfig):
         layer_embeddings: config of a second table with a row of every token for each block, and of what comes with it;
             None omits them.
         sinusoids: kind of the sines and cosines of positions that are added to the embeddings (CTRL, XGLM), or None.
+        head_linear_bias: whether that linear layer before the head has a bias; ModernBERT's has none.
         embedding_width: width of the embeddings and of their norm, where a further linear layer makes vectors of width
             `emb_dim` of them (RemBERT); None omits that layer.
         head_width: width of the output of the linear layer before the head, and of its norm (RemBERT); `emb_dim` by
@@ -284,6 +287,7 @@ class DecoderConfig(ModelConfig):
     norm_tokens: bool = dataclasses.field(default=False, metadata={LATER: True})
     layer_embeddings: LayerEmbeddingsConfig | None = dataclasses.field(default=None, metadata={LATER: True})
     sinusoids: Sinusoids | None = dataclasses.field(default=None, metadata={LATER: True})
+    head_linear_bias: bool = dataclasses.field(default=True, metadata={LATER: True})
     embedding_width: int | None = dataclasses.field(default=None, metadata={LATER: True})
     head_width: int | None = dataclasses.field(default=None, metadata={LATER: True})
 
@@ -312,7 +316,9 @@ class DecoderConfig(ModelConfig):
             first, by = self.blocks[0], "num_positions" if self.sinusoids is None else "sinusoids"
             if first.attention is None or first.recurrent is not None:  # its cache counts the tokens
                 raise ValueError(f"the first block must have attention alone as its mixer with {by}")
-        self._require_bools("tie", "head_bias", "norm_tokens")
+        self._require_bools("tie", "head_bias", "norm_tokens", "head_linear_bias")
+        if not self.head_linear_bias and self.head_activation is None:
+            raise ValueError(f"head_linear_bias ({self.head_linear_bias}) must be True without head_activation")
         if self.norm_tokens and self.embedding_norm is None:
             raise ValueError(f"norm_tokens ({self.norm_tokens}) must be False without embedding_norm")
         if self.head_activation is not None:
@@ -462,7 +468,7 @@ class DecoderConfig(ModelConfig):
         return (
             *(below("final_norm", self.norm.parameters) if self.norm is not None else ()),
             *(
-                linear("head_linear", self.emb_dim, self.logit_width, bias=True, axes=("mlp", "embed"))
+                linear("head_linear", self.emb_dim, self.logit_width, bias=self.head_linear_bias, axes=("mlp", "embed"))
                 if self.head_activation is not None
                 else ()
             ),

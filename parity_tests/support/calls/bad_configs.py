@@ -497,7 +497,7 @@ RULES: tuple[BadConfig, ...] = (
     _choices(
         "DecoderBlockConfig",
         "norms",
-        "'pre', 'post', 'sandwich', 'pre_and_last', 'parallel', 'parallel_two', 'residual', 'stream'",
+        "'pre', 'pre_last', 'post', 'sandwich', 'pre_and_last', 'parallel', 'parallel_two', 'residual', 'stream'",
     ),
     BadConfig("DecoderBlockConfig", {"mixer_scales": 3}, TypeError, "mixer_scales must be 2 numbers, got int"),
     BadConfig(
@@ -619,6 +619,7 @@ RULES: tuple[BadConfig, ...] = (
         ({"num_token_types": 0}, "num_token_types (0) must be at least 1"),
         ({"norm_tokens": True}, "norm_tokens (True) must be False without embedding_norm"),
         ({"head_norm": NORM}, "head_norm must be None without head_activation"),
+        ({"head_linear_bias": False}, "head_linear_bias (False) must be True without head_activation"),
         ({"embedding_width": 0}, "embedding_width (0) must be at least 1"),
         ({"embedding_width": 5, "embedding_norm": NORM}, "emb_dim of embedding_norm (6) must be embedding_width (5)"),
         ({"embedding_width": 6, "sinusoids": "transformer"}, "sinusoids must be None with embedding_width (6)"),

@@ -323,6 +323,27 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_theta": 500.0,
         },
     ),
+    "modernbert": (
+        "modernbert-decoder",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 24,
+            "intermediate_size": 20,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "norm_eps": 1e-3,
+            "norm_bias": True,
+            "mlp_bias": True,
+            "classifier_bias": True,
+            "attention_bias": True,
+            "local_attention": 7,
+            "pad_token_id": 0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
     "lfm3": (
         "lfm3",
         {

@@ -204,6 +204,7 @@ def test_every_family_of_this_kind_has_an_oracle():
         "lfm2",
         "lfm2_moe",
         "lfm3",
+        "modernbert-decoder",
         "olmo_hybrid",
         "gemma3n_text",
         "gemma4_text",

@@ -168,6 +168,13 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "softplus of the gate": in_attention(HEADS, gate_activation="softplus"),
         "norms exchanged": swapped(".norm1", ".norm2"),
     },
+    "modernbert": {
+        "gates exchanged": swapped("ff.fc1", "ff.fc2"),
+        "window in no layer": in_attention(HEADS, mask=masks.causal()),
+        "positions of layers with a window everywhere": in_attention(HEADS, position=specs.Rotary(100.0)),
+        "activation": in_blocks(feed_forward=of("feed_forward", activation="silu")),
+        "no layer before the head": changed("head_linear.bias", ZEROS),
+    },
     "lfm2-moe": {
         "weights of experts": in_blocks(feed_forward=routed(normalise=False, sum_eps=0.0)),
         "constant of their sum": in_blocks(feed_forward=routed(sum_eps=0.1)),
