@@ -181,6 +181,13 @@ def as_run(links: Sequence[Link], uses: tuple[UseOrder, UseOrder]) -> tuple[Link
     if assignment is None:
         return None
     assignment = arranged(scores, assignment, open_groups(scores, assignment), in_order=True)
+    # Again with the layers that matrices went to: a bias fits any layer of its width.
+    scores = scores + LAYER * sides.within(
+        {layer_of(ours[i]): layer_of(theirs[j]) for i, j in enumerate(assignment) if len(ours[i].shape) > 1}
+    )
+    assignment = best(scores)
+    assert assignment is not None, "there was one before"
+    assignment = arranged(scores, assignment, open_groups(scores, assignment), in_order=True)
     return tuple(_link(sides, i, j, "order") for i, j in enumerate(assignment))
 
 

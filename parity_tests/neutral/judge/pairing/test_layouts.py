@@ -12,7 +12,7 @@ import pytest
 from attn_parity.pairing import propose
 from attn_parity.pairing.patterns import TensorKind, Way, WayOptions, options
 
-from .parameters import draw, parameters
+from .parameters import HIDDEN, D, draw, linear, norm, parameters
 
 GENERAL = "LinearGeneral"
 SPLIT = {
@@ -296,3 +296,28 @@ SQUARES = [
 def test_square_matrices_lie_as_their_names_suggest(first, second, usual):
     kinds = [TensorKind((4, 4), framework, owner, last) for (framework, last), owner in ((first, "A"), (second, "B"))]
     assert options(*kinds, False).ways[0] == usual
+
+
+def test_a_bias_goes_with_its_matrix_where_pairs_follow_execution():
+    """`Dense_0` is created first and runs last, and its norm lies outside of its module: no words tell their biases."""
+    ours, theirs, wanted = {}, {}, {}
+
+    def pair(layer, mine, its, *sizes):
+        other = layer(its, *sizes, "flax")
+        ours.update(layer(mine, *sizes, "torch"))
+        theirs.update(other)
+        wanted.update(zip(layer(mine, *sizes, "torch"), other, strict=True))
+
+    for number, path in ((0, "ff1"), (2, "ff2")):
+        pair(linear, f"{path}.fn.fn.net.0", f"{path}.Dense_1", D, HIDDEN)
+        pair(linear, f"{path}.fn.fn.net.3", f"{path}.Dense_0", HIDDEN, D)
+        pair(norm, f"{path}.fn.norm", f"LayerNorm_{number}")
+    pair(linear, "attn.fn.to_out", "attn.to_out", D, D)
+    pair(norm, "attn.norm", "LayerNorm_1")
+    pair(norm, "post_norm", "LayerNorm_3")
+    run = [f"ff1.fn.{one}" for one in ("norm", "fn.net.0", "fn.net.3")]
+    run += ["attn.norm", "attn.fn.to_out", *(one.replace("ff1", "ff2") for one in run)]
+    uses = {name: [*run, "post_norm"].index(name.rpartition(".")[0]) for name in ours}
+    orders = uses, {wanted[name]: when for name, when in uses.items()}
+    found = propose(parameters(ours), parameters(theirs), lambda candidate: 1.0, orders=lambda: orders)
+    assert {row.torch: row.flax for row in found.rows()} == wanted
