@@ -83,6 +83,7 @@ class Narrowing:
         earlier: Sequence[PairedCall] = []
         if direction == "forward":
             pairs, earlier = self._behind(node, calls, steps, chain)
+            pairs += self._exchanged(node, calls, steps, chain)
         elif not is_sure:
             pairs = self._before(node, calls, steps, chain)
         within, second = self._within(node, chain)
@@ -132,6 +133,24 @@ class Narrowing:
         if positions is None:
             return pairs, [step for step in steps if target is None or step.order < target.order]
         return pairs, [steps[i] for i in positions if i != INPUTS]
+
+    def _exchanged(
+        self, node: Node, calls: dict[Side, Call], steps: Sequence[PairedCall], chain: tuple[str, str]
+    ) -> list[tuple[str, str]]:
+        """Return the code in front of the first inputs that agree only with axes exchanged, though shapes ask for none.
+
+        Code behind may exchange them back, as layouts do, or nothing does: no numbers tell.
+        """
+        given = {group.turn.axes for group in _groups_of(calls)}
+        for step in steps:
+            if step.path == chain[1]:
+                break
+            turns = [group.turn for group in _groups_of(step.calls)]
+            if any(not turn.is_plain and turn.first == turn.second and turn.axes not in given for turn in turns):
+                sources = self._sources(node, calls, steps, step)
+                feeding = sources.feeding() if sources is not None else None
+                return edges(steps, step, feeding or None, node.path or "")
+        return []
 
     def _before(
         self, node: Node, calls: dict[Side, Call], steps: Sequence[PairedCall], chain: tuple[str, str]
@@ -303,6 +322,10 @@ def _end(name: str, path: str, within: str) -> str:
 def _overlap(calls: Mapping[Side, Call], limit: float) -> Overlap | None:
     first, second = (calls[side].outputs for side in SIDES)
     return overlap(first[0], second[0], limit) if len(first) == len(second) == 1 else None
+
+
+def _groups_of(calls: Mapping[Side, Call]) -> list[LeafGroup]:
+    return match_leaves(*(calls[side].arguments.leaves for side in SIDES))
 
 
 def _same_call(calls: dict[Side, Call]) -> dict[Side, tuple[Arguments, list[Array | None]]]:

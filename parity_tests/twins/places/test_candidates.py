@@ -308,3 +308,24 @@ def test_a_row_without_gradient_comes_before_rounding_of_tables(power):
     report = compare(Padded(0, power), FlaxPadded(), IDS, seeds=1)
     first = report.first_divergence
     assert (report.verdict, first.path, first.direction) == ("different", "table", "backward")
+
+
+class Table(nn.Module):
+    """Adds biases that a layer computes from a square grid of coordinates, whose rows one side may take for columns."""
+
+    def __init__(self, indexing="ij"):
+        super().__init__()
+        self.value, self.bias, self.indexing = nn.Linear(WIDTH, WIDTH), nn.Linear(2, WIDTH), indexing
+
+    def forward(self, x):
+        places = torch.arange(3, dtype=x.dtype)
+        grid = torch.stack(torch.meshgrid(places, places, indexing=self.indexing), -1)
+        value = self.value(x)
+        return torch.tanh(value + self.bias(grid).flatten(0, 1)[:5])
+
+
+def test_code_in_front_of_inputs_with_axes_exchanged_is_a_candidate():
+    """To a layer the grid of the other indexing is the same with its axes exchanged, as a layout may have them."""
+    found, among = places(Table(), Table("xy"))
+    assert found == ("", "forward", ("bias", ""))
+    assert among == {("", ("bias", "")), ("", ("value", "")), ("", ("", "bias"))}
