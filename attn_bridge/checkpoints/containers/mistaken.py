@@ -53,6 +53,7 @@ INSTEAD = {
     ".pt2": "is a program of torch.export; torch.save the state_dict of torch.export.load(FILE), and convert that",
     ".onnx": "is a graph of ONNX, whose weights have other names and forms; convert what it was exported from",
     ".tflite": "is a graph of TensorFlow Lite, whose weights have other names and forms; convert what it was made of",
+    ".xml": "is a graph of OpenVINO, whose weights have other names and forms; convert what it was exported from",
     ".pb": "is a graph of TensorFlow; load its variables with tf.train.load_checkpoint, and save them by np.savez",
     ".index": "is the index of a checkpoint of TensorFlow; load that with tf.train.load_checkpoint, and save its "
     "variables by np.savez",
@@ -112,10 +113,10 @@ ZARR = (
 """Kind of a folder with such arrays, and a remedy."""
 
 STATES = re.compile(
-    r"(optimizer|scheduler|scaler|training_args|common|(rng_state|random_states|optimizer|scheduler|scaler)_\d+"
+    r"(optimizer|scheduler|scaler|training_args|common|openvino_\w+|(rng_state|random_states|optimizer|scheduler|scaler)_\d+"
     r"|(optim|extra_state)_world_size_\d+_rank_\d+|([a-z0-9]+_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states)\.(pt|pth|bin|pkl)"
 )
-"""Names of a trainer's other files, next to its weights."""
+"""Names of files next to weights: of a trainer's other state, of a graph."""
 
 
 def is_state(name: str) -> bool:

@@ -19,7 +19,7 @@ from ..containers.remote import is_remote, is_url
 from ..planning.plans import Plan
 from ..requests import Prepared, Request
 from ..verification import budget_of
-from .finishing import check_source, finish, is_intact, published
+from .finishing import check_published, check_source, finish, is_intact, published
 from .jobs import CORES, Helpers, Job, Progress, Result, cut, job_of, most, share, shares
 from .places import StagingPlace, place_of
 from .working import SPARE, Advance, Sole, work, writer_of
@@ -101,13 +101,16 @@ def run(
         budget: for a conversion by this process alone, tensor by tensor: the memory budget of tensors in bytes.
 
     Raises:
-        CheckpointError: the target exists or can't be written, the source changed under way, or a worker failed.
+        CheckpointError: another target exists or it can't be written, the source changed, or a worker failed.
     """
     options, staging_area = prepared.options, place_of(prepared.target)
     staging_area.check(prepared.reader, prepared.is_folder)
-    if staging_area.job() is None:
-        staging_area.check_free(options.overwrite)
     tasks = cut(prepared.plan, job.task_bytes if budget is None else max(1, prepared.plan.nbytes), job.workers)
+    if staging_area.job() is None:
+        is_again = options.resume and not options.overwrite and not staging_area.is_free()
+        if is_again and check_published(prepared, tasks, job.task_bytes):  # the run ended after it had published
+            return published(prepared)
+        staging_area.check_free(options.overwrite)
     advance = adding(progress, prepared.plan.nbytes)
     is_resumable = containers.writer_class(prepared.format).random_access
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import pickle
 
 import numpy as np
@@ -137,6 +138,16 @@ def test_other_objects_are_named_or_refused_but_never_built(tmp_path):
         with pytest.raises(CheckpointError, match=rf"{name}: its pickle refers to .*, which is refused$"):
             open_reader(save({"a": torch.ones(2), name: value}, tmp_path / name))
     assert not (tmp_path / "ran").exists()
+
+
+def test_states_in_memory_files_are_left_out_and_named(tmp_path):
+    weight, state = torch.randn(3, 4), io.BytesIO(b"as Megatron saves the state of TransformerEngine")
+    dcp.save({"a.weight": weight, "a._extra_state": state}, checkpoint_id=str(tmp_path / "x"))
+    with open_reader(tmp_path / "x") as reader:
+        assert reader.tensors.keys() == {"a.weight"}
+        assert list(reader.metadata["entries that are no plain values"]) == ["a._extra_state"]
+    target = checkpoints.convert(tmp_path / "x", tmp_path / "out", to_layout="same").target
+    np.testing.assert_array_equal(checkpoints.read(target)["a.weight"], weight.numpy())
 
 
 def test_metadata_of_older_torch_and_pickles_is_read(tmp_path, monkeypatch):

@@ -120,7 +120,7 @@ def test_keys_that_are_no_names_are_skipped(tmp_path):
     with open_reader(save(tmp_path / "x.pt", held)) as reader:
         assert list(reader.tensors) == ["w"]
         assert reader.metadata == {"stoi. ": 1, "stoi..": 3, "stoi.a": 4, "a.b": 1}
-        assert reader.unread == {"groups.(tuple)": "a key of its dicts is of the type tuple"}
+        assert reader.unread == {"groups.(tuple)": "a key of its dicts is of the type tuple; save it below text"}
         assert all(name in reader.notes[0] for name in (r"stoi.\n", "stoi. (", "a.b"))
 
 

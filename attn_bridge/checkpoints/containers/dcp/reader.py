@@ -37,7 +37,7 @@ HARMLESS = frozenset(
         *(f"{home}.{name}" for home in ("builtins", "__builtin__") for name in ("bytearray", "complex", "frozenset")),
         *(f"{home}.{name}" for home in ("builtins", "__builtin__") for name in ("int", "list", "set", "slice")),
         *(f"{home}.multiarray.{name}" for home in ("numpy.core", "numpy._core") for name in ("_reconstruct", "scalar")),
-        *("_codecs.encode", "numpy.dtype", "numpy.ndarray", "torch.device"),
+        *("_io.BytesIO", "_codecs.encode", "numpy.dtype", "numpy.ndarray", "torch.device"),
         *("pathlib.PosixPath", "pathlib._local.PosixPath", "torch.serialization._get_layout"),
     }
 )

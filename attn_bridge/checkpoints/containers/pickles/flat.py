@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ SHARD = (
 
 PLACED = DTENSOR + " {}; save its full_tensor()"
 """Reason why such a tensor is not put together from its ranks, and a remedy."""
+
+KEYS = "a key of its dicts is of the type"
+"""How the reasons begin for which what is below such a key is not read."""
 
 MODULE = "; save the state_dict of what was saved as an object"
 """Advice for an object that holds tensors."""
@@ -208,6 +212,8 @@ class _Flattening:
         if not contents.tensors and not contents.parts:
             for name, reason in contents.unread.items():
                 is_class = reason.startswith("its pickle")
+                if reason.startswith(KEYS):
+                    raise bad(path, reason)
                 raise bad(
                     path,
                     f"{reason}, which is refused{MODULE}"
@@ -253,6 +259,8 @@ class _Flattening:
             self._check_new(check_name(self._path, name))
             kind = kind_of(value)
             reason = f"its pickle refers to {printable(kind)}"
+            if re.fullmatch(r"torch\.[a-z]+[0-9]\w*", kind):
+                reason = f"it is of the dtype {printable(kind)}, which is not read; cast it, or view it as bytes"
             reason = OTHER_TENSORS.get(kind.removeprefix("torch._utils."), reason)
             self._contents.unread[name] = reason
         else:
@@ -289,7 +297,7 @@ class _Flattening:
         if not self._holds_data(value):
             self._skip(name, part.strip("()") or "an empty key", bad(self._path, reason))
         elif part:
-            self._contents.unread[name] = f"a key of its dicts is of the type {part.strip('()')}"
+            self._contents.unread[name] = f"{KEYS} {part.strip('()')}; save it below text"
         else:
             raise bad(self._path, reason)
 
@@ -314,4 +322,5 @@ class _Flattening:
     def _check_new(self, name: str) -> None:
         contents = self._contents
         if any(name in some for some in (contents.tensors, contents.values, contents.unread, contents.skipped)):
-            raise bad(self._path, f"{printable(name)} comes twice")
+            how = "keys are joined by dots, numbers as text; save one under another name"
+            raise bad(self._path, f"{printable(name)} comes twice, as {how}")

@@ -308,3 +308,13 @@ def test_texts_in_an_npz_are_named_and_can_be_left_out(tmp_path):
         checkpoints.convert(path, tmp_path / "out", to_layout="same")
     checkpoints.convert(path, tmp_path / "out", to_layout="same", drop=["names"])
     assert checkpoints.read(tmp_path / "out").keys() == {"x"}
+
+
+def test_graph_of_openvino_is_named_and_left_alone_next_to_weights(tmp_path):
+    (tmp_path / "openvino_model.xml").write_text("<net/>")
+    (tmp_path / "openvino_model.bin").write_bytes(bytes(100))
+    with pytest.raises(CheckpointError, match=r"openvino_model.xml is a graph of OpenVINO, whose weights have other"):
+        open_reader(tmp_path)
+    saved_by_torch({"epoch": 1}, tmp_path / "pytorch_model.bin")
+    with open_reader(tmp_path) as reader:
+        assert reader.metadata["files"] == {"pytorch_model.bin": {"epoch": 1}}

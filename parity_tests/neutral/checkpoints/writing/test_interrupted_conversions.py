@@ -346,3 +346,18 @@ def test_a_kill_between_any_two_renames_is_undone_or_finished(tmp_path, old):
             assert run([*arguments, str(place / "x"), "--resume"]) == 0
         assert tree(place) == tree(wanted)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("target", ["flax", "flax.npz", "flax.orbax"])
+def test_resuming_what_was_published_keeps_it(tmp_path, target):
+    source = sharded(tmp_path / "hf")
+    there = checkpoints.convert(source, tmp_path / target).target
+    files = [there, *there.rglob("*")] if there.is_dir() else [there]
+    before = {path: path.stat().st_ino for path in files}
+    result = checkpoints.convert(source, there, resume=True)  # a run may be killed after it has published
+    assert result.digests == checkpoints.convert(source, tmp_path / f"again{target}").digests
+    assert {path: path.stat().st_ino for path in files} == before
+    assert result.resumed == len(result.digests)
+    for options in ({"resume": True, "dtype": "bf16"}, {}):
+        with pytest.raises(CheckpointError, match=r"exists; --overwrite"):
+            checkpoints.convert(source, there, **options)
