@@ -92,7 +92,7 @@ def leads_out(name: str) -> bool:
 def check_dtype(path: object, name: str, dtype: object) -> str:
     """Return the NumPy name of a dtype, if supported."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise bad(path, f"{printable(name)} has the unknown dtype {printable(dtype)}")
+        raise bad(path, f"{printable(name)} has the unknown dtype {printable(dtype)}; cast it before it is saved")
     return dtype
 
 

@@ -85,15 +85,18 @@ def read_header(
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
         raise bad(path, f"the header of {label} is not descr, fortran_order and shape")
     if not isinstance(fields["descr"], str) or not isinstance(fields["fortran_order"], bool):
-        raise bad(path, f"{label} is an array of records, or its order is not said")
+        raise bad(path, f"{label} is an array of records, or its order is not said; save each field by its own name")
     # Before `numpy.dtype` sees it, which takes far more than dtypes of one array: lists of fields, names of types.
     if not re.fullmatch(r"[<>|=]?[a-zA-Z?][0-9]*(\[[0-9a-zA-Z]+\])?", fields["descr"]):
-        raise bad(path, f"{label} is an array of {printable(fields['descr'], 40)}, which is no dtype of a tensor")
+        raise bad(path, f"{label} is an array of {printable(fields['descr'], 40)}, {NO_DTYPE}")
     try:
         dtype = np.dtype(fields["descr"])
     except (TypeError, ValueError, SyntaxError) as error:
         raise bad(path, f"the header of {label} is damaged: {printable(error)}") from None
     return check_shape(path, label, fields["shape"]), fields["fortran_order"], dtype, begin
+
+
+NO_DTYPE = "which is no dtype of a tensor; save it as another"
 
 
 def name_of(path: Path, label: str, dtype: np.dtype) -> str:
@@ -104,7 +107,7 @@ def name_of(path: Path, label: str, dtype: np.dtype) -> str:
     """
     dtype_name = "bfloat16" if dtype.str == "|V2" else dtype.name  # what NumPy saves of JAX's bfloat16
     if dtype.hasobject or dtype.names or dtype.subdtype or dtype_name not in DTYPES:
-        kind = "objects" if dtype.hasobject else f"{printable(dtype.str, 40)}, which is no dtype of a tensor"
+        kind = "objects" if dtype.hasobject else f"{printable(dtype.str, 40)}, {NO_DTYPE}"
         raise bad(path, f"{label} is an array of {kind}")
     return dtype_name
 
@@ -203,7 +206,7 @@ class NpzReader(OrderedReader[SavedArray]):
             if dtype.kind != "V" or dtype.itemsize != numpy_dtype(dtype_name).itemsize:
                 raise bad(self.path, f"{label} is {printable(dtype)}, which can't be {dtype_name}")
         elif dtype.kind in PLAIN_KINDS:
-            kind = f"{printable(dtype.str, 40)}, which is no dtype of a tensor"
+            kind = f"{printable(dtype.str, 40)}, {NO_DTYPE}"
             self._unread[name] = f"it is an array of {OBJECTS if dtype.hasobject else kind}"
             return
         else:

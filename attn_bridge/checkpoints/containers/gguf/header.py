@@ -127,12 +127,11 @@ def read(path: Path, file: File) -> Header:
         raise bad(path, kind_of(file, "gguf") or "is no GGUF file")
     version = cursor.number("<I")
     if version not in VERSIONS:
-        what = (
-            "big-endian"
-            if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
-            else f"of version {version}"
-        )
-        raise bad(path, f"is GGUF {what}; little-endian files of version {' and '.join(map(str, VERSIONS))} are read")
+        is_big = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
+        what = "big-endian" if is_big else f"of version {version}"
+        remedy = "gguf-convert-endian of the gguf package makes one" if is_big else "convert the model again"
+        raise bad(path, f"is GGUF {what}; little-endian files of version {' and '.join(map(str, VERSIONS))} are read: "
+                  f"{remedy}")  # fmt: skip
     tensors, keys = cursor.number("<Q"), cursor.number("<Q")
     if tensors > MAX_TENSORS or keys > MAX_KEYS:
         raise bad(path, f"its header claims {tensors} tensors and {keys} keys; at most {MAX_TENSORS} and {MAX_KEYS} "

@@ -32,6 +32,9 @@ OTHERS = {9: "Q8_1", 15: "Q8_K", 40: "NVFP4", 41: "Q1_0"}
 """Types that are recognised and refused: sums inside llama.cpp, and types with scales in separate tensors."""
 
 
+NOT_READ = "which is not read; convert the model that it was made of"
+
+
 class GgufReader(FileReader):
     """One file, or the files that a model was split into; `metadata` has the header's values but for long arrays.
 
@@ -89,7 +92,7 @@ class GgufReader(FileReader):
                 )
             else:
                 kind = OTHERS.get(entry.kind, f"type {entry.kind}")
-                self._unread[entry.name] = f"it is quantised by GGUF as {kind}, which is not read"
+                self._unread[entry.name] = f"it is quantised by GGUF as {kind}, {NOT_READ}"
                 continue
             start = parsed.begin + entry.offset
             self.tensors[entry.name] = info

@@ -51,7 +51,7 @@ PLACED = DTENSOR + " {}; save its full_tensor()"
 """Reason why such a tensor is not put together from its ranks, and a remedy."""
 
 KEYS = "a key of its dicts is of the type"
-"""How the reasons begin for which what is below such a key is not read."""
+"""Start of the reason why values below such a key are not read."""
 
 MODULE = "; save the state_dict of what was saved as an object"
 """Advice for an object that holds tensors."""

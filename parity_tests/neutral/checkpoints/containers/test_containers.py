@@ -216,7 +216,7 @@ def test_files_have_the_mode_of_the_umask(format, tmp_path):
         (TensorInfo("a\nb", "float32", (1,)), "the name a\\nb has control characters"),
         (TensorInfo("n" * 1001, "float32", (1,)), "is longer than 1000 characters"),
         (TensorInfo("a", "object", (1,)), "a has the unknown dtype object"),
-        (TensorInfo("a", "int4", (1,)), "a has the unknown dtype int4"),
+        (TensorInfo("a", "int4", (1,)), "a has the unknown dtype int4; cast it before it is saved"),
         (TensorInfo("a", "float32", (-1,)), "a has a negative size in its shape [-1]"),
         (TensorInfo("a", "float32", (1,) * 65), "a has 65 axes; at most 64 can be held"),
         (TensorInfo("a", "float32", (1 << 62, 4)), "which no file can hold"),
@@ -557,7 +557,9 @@ def test_npz_in_another_order_come_out_in_ours(tmp_path, monkeypatch, part):
 
 def test_a_float8_that_numpy_saved_is_refused_since_it_does_not_say_which(tmp_path):
     np.savez(tmp_path / "x.npz", a=np.ones(3, ml_dtypes.float8_e5m2).view("V1"))
-    with pytest.raises(CheckpointError, match=r"a is an array of \|V1, which is no dtype of a tensor$"):
+    with pytest.raises(
+        CheckpointError, match=r"a is an array of \|V1, which is no dtype of a tensor; save it as another$"
+    ):
         open_reader(tmp_path / "x.npz")
 
 

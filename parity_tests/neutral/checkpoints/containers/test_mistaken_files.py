@@ -148,7 +148,9 @@ def test_dates_beside_the_arrays_of_an_npz_are_named(tmp_path, unit):
     np.savez(tmp_path / "x.npz", a=np.ones(2), d=np.array(["2020-01"], f"M8[{unit}]"))
     with open_reader(tmp_path / "x.npz") as reader:
         assert list(reader.tensors) == ["a"]
-        assert reader.unread == {"d": f"it is an array of <M8[{unit}], which is no dtype of a tensor"}
+        assert reader.unread == {
+            "d": f"it is an array of <M8[{unit}], which is no dtype of a tensor; save it as another"
+        }
 
 
 # ---- pieces of tensors

@@ -255,7 +255,7 @@ def test_a_right_npz_made_by_hand_is_read(tmp_path):
         (npy(said("'<f16'"), b"x" * 32), "which is no dtype of a tensor"),
         (npy(said("'<f4,<f4'"), b"x" * 16), "which is no dtype of a tensor"),
         (npy(said("'(2,)<f4'"), b"x" * 16), "which is no dtype of a tensor"),
-        (npy(said("[('x', '<f4')]"), b"x" * 8), "a is an array of records"),
+        (npy(said("[('x', '<f4')]"), b"x" * 8), "or its order is not said; save each field by its own name"),
         (npy(said("'nonsense'"), b"x" * 8), "which is no dtype of a tensor"),
         (npy(said("'\\x00'"), b"x" * 8), "the header of a is damaged|which is no dtype"),
         (npy(said(fortran="1"), b"x" * 8), "or its order is not said"),

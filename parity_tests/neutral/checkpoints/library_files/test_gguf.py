@@ -299,7 +299,7 @@ def test_types_that_are_not_read_are_named(tmp_path):
     data = np.zeros((2, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q8_K][1]), np.uint8)
     source = gguf_files.write(tmp_path / "x.gguf", "llama", {}, {"a": ("Q8_K", data), "b": np.ones(3, np.float32)})
     message = refusal(tmp_path, source, to_layout="same", dequantize=True)
-    assert "it is quantised by GGUF as Q8_K, which is not read" in message
+    assert "it is quantised by GGUF as Q8_K, which is not read; convert the model that it was made of; --" in message
     checkpoints.convert(source, tmp_path / "rest.npz", to_layout="same", drop="a")
 
 
@@ -329,7 +329,10 @@ HOSTILE = {
     "nothing": (b"", "is no GGUF file"),
     "another file": (b"PK\3\4" + bytes(60), "is no GGUF file"),
     "version 1": (header([], version=1), "is GGUF of version 1"),
-    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(8), "is GGUF big-endian"),
+    "big-endian": (
+        b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(8),
+        "are read: gguf-convert-endian of the gguf package makes one",
+    ),
     "a billion tensors": (header([], count=1 << 40), "claims 1099511627776 tensors"),
     "cut short": (header([(b"a", (4,), 0, 0)])[:40], "the file ends in its header"),
     "a long text": (header([], key(b"k", 8, struct.pack("<Q", 1 << 60)), 1), "the file ends in its header"),
