@@ -47,14 +47,14 @@ NAMES = {
 CODES = {name: code for code, name in NAMES.items()}
 
 INDEX = "model.safetensors.index.json"
-WHOLE, SHARD = "model.safetensors", re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
-"""Names that `transformers` gives to the file of a model, or to its parts."""
+SHARD = re.compile(r"(diffusion_pytorch_)?model(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
+"""Names that `transformers` and `diffusers` give to the file of a model, or to its parts."""
 
 ORIGINAL = "consolidated"
 """Beginning of the names of the same model's files under the names of its maker, Mistral, in the same folder."""
 
-VARIANT = re.compile(r"model\.[\w-]+\.safetensors|model-[0-9]{5}-of-[0-9]{5}\.[\w-]+\.safetensors")
-"""Names of the same model's files in another form (``model.fp16.safetensors``), which `transformers` reads by
+VARIANT = re.compile(r"(diffusion_pytorch_)?model(-[0-9]{5}-of-[0-9]{5})?\.[\w-]+\.safetensors")
+"""Names of the same model's files in another form (``model.fp16.safetensors``), which those libraries read by
 ``variant="fp16"`` alone."""
 
 ENDING = ".safetensors"
@@ -195,7 +195,7 @@ def _without_original(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[st
     """Return the files of a folder to read, and those with the same model in its maker's names or another variant."""
     originals = tuple(name for name in names if name.startswith(ORIGINAL) or VARIANT.fullmatch(name))
     others = tuple(name for name in names if name not in originals)
-    if others and all(name == WHOLE or SHARD.fullmatch(name) for name in others):
+    if others and all(SHARD.fullmatch(name) for name in others):
         return others, originals
     return names, ()
 

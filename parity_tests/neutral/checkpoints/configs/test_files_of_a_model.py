@@ -213,16 +213,19 @@ def test_weights_under_the_makers_names_are_left_out(tmp_path, parts, capsys):
         assert note in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("variant", ["model.fp16.safetensors", "model-00001-of-00001.fp16.safetensors"])
-def test_another_variant_of_the_weights_is_left_out(tmp_path, variant):
+@pytest.mark.parametrize("whole", ["model.safetensors", "diffusion_pytorch_model.safetensors"])
+@pytest.mark.parametrize("variant", ["{}.fp16.safetensors", "{}-00001-of-00001.fp16.safetensors"])
+def test_another_variant_of_the_weights_is_left_out(tmp_path, whole, variant):
+    variant = variant.format(whole.removesuffix(".safetensors"))
     source = folder(tmp_path / "hf")
+    (source / "model.safetensors").rename(source / whole)
     wanted = bits(checkpoints.read(source))
     write(source / variant, {name: np.float16(array) for name, array in checkpoints.read(source).items()})
     assert bits(checkpoints.read(source)) == wanted
     assert checkpoints.inspect(source).notes == (
         f"left out, as the folder's other files are the same model: {variant}",
     )
-    (source / "model.safetensors").unlink()
+    (source / whole).unlink()
     assert {array.dtype.name for array in checkpoints.read(source).values()} == {"float16"}
 
 
