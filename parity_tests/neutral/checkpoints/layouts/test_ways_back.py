@@ -54,6 +54,14 @@ def folder(tmp_path_factory):
     return path
 
 
+def without_config(path, **changes):
+    """Change the manifest of a file, and take the config out of it, as manifests of earlier versions have none."""
+    manifest = path.with_name(f"{path.name}.attn-bridge.json")
+    document = {**json.loads(manifest.read_text()), **changes}
+    assert document.pop("config")
+    manifest.write_text(json.dumps(document))
+
+
 def bits(path):
     return {name: (array.dtype, array.tobytes()) for name, array in checkpoints.read(path).items()}
 
@@ -63,6 +71,7 @@ def bits(path):
 def test_way_back_needs_no_config(folder, tmp_path, layout, container):
     there, back = tmp_path / f"x{CONTAINERS[container]}", tmp_path / "back"
     checkpoints.convert(folder, there, to_layout=layout, format=container)
+    without_config(there)
     checkpoints.convert(there, back, to_layout="hf-llama")
     assert bits(back) == bits(folder)
     assert checkpoints.verify(there, back).passed
@@ -80,6 +89,7 @@ def test_way_back_through_ours_needs_no_config(folder, tmp_path, layout, is_fold
 
 def test_sizes_outlive_another_container(folder, tmp_path):
     checkpoints.convert(folder, tmp_path / "x.npz", to_layout="meta-llama")
+    without_config(tmp_path / "x.npz")
     checkpoints.convert(tmp_path / "x.npz", tmp_path / "x.pt", to_layout="same")
     checkpoints.convert(tmp_path / "x.pt", tmp_path / "back", to_layout="hf-llama")
     assert bits(tmp_path / "back") == bits(folder)
@@ -87,6 +97,9 @@ def test_sizes_outlive_another_container(folder, tmp_path):
 
 def test_settings_of_the_user_come_before_the_manifest(folder, tmp_path):
     checkpoints.convert(folder, tmp_path / "x.npz", to_layout="meta-llama")
+    with pytest.raises(ValueError, match="--set num_kv_heads=1: the model's config gives 3"):
+        checkpoints.convert(tmp_path / "x.npz", tmp_path / "y", to_layout="hf-llama", settings={"num_kv_heads": 1})
+    without_config(tmp_path / "x.npz")
     checkpoints.convert(tmp_path / "x.npz", tmp_path / "y", to_layout="hf-llama", settings={"num_kv_heads": 1})
     assert bits(tmp_path / "y") != bits(folder)
 
@@ -102,8 +115,7 @@ def test_settings_of_the_user_come_before_the_manifest(folder, tmp_path):
 )
 def test_sizes_that_are_none_are_refused(folder, tmp_path, sizes, message):
     checkpoints.convert(folder, tmp_path / "x.npz", to_layout="meta-llama")
-    manifest = tmp_path / "x.npz.attn-bridge.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "sizes": sizes}))
+    without_config(tmp_path / "x.npz", sizes=sizes)
     with pytest.raises((CheckpointError, ValueError), match=message) as caught:
         checkpoints.convert(tmp_path / "x.npz", tmp_path / "y", to_layout="hf-llama")
     assert "\n" not in str(caught.value)
