@@ -134,6 +134,8 @@ RUNS = (
      "and convert that"),
     (r"model_world_size_\d+_rank_\d+\.pt", "holds the part of the weights that each rank of FSDP 1 saves: put them "
      "together with the trainer's own tool (verl has python -m verl.model_merger merge), and convert that"),
+    (r"rank[1-9]\d*\.safetensors", "holds the parts of weights that ranks of TensorRT-LLM take: convert the model that "
+     "they were made of"),
     (r"checkpoint_metadata\.json", "is a checkpoint of nanotron, a file for each module and rank: its "
      "convert_nanotron_to_hf.py makes a folder of transformers of it, convert that"),
 )  # fmt: skip

@@ -59,6 +59,9 @@ VARIANT = re.compile(r"(diffusion_pytorch_)?model(-[0-9]{5}-of-[0-9]{5})?\.[\w-]
 
 ENDING = ".safetensors"
 
+OF_RANKS = re.compile(r"rank\d+\.safetensors")
+"""Names of the files of TensorRT-LLM, each with a part of the weights."""
+
 RANK = "shard-"
 """Beginning of the names of files that have one rank's pieces: ``shard-00001-model-00001-of-00001.safetensors``."""
 
@@ -174,9 +177,12 @@ def open_safetensors(path: Path) -> Reader:
     if not path.is_dir():
         if path.name.endswith(".index.json"):
             return ShardedSafetensorsReader(path.parent, path, SafetensorsReader)
+        if OF_RANKS.fullmatch(path.name) and not is_remote(path):
+            _check_run(path, [one.name for one in path.parent.iterdir() if OF_RANKS.fullmatch(one.name)])
         return SafetensorsReader(path)
     index = index_of(path, ".safetensors.index.json", "model")
     names = tuple(sorted(one.name for one in path.iterdir() if one.suffix == ENDING and not one.name.startswith(".")))
+    _check_run(path, names)
     chosen, left_out = _without_original(names)
     if left_out and index is not None and index.name.startswith(ORIGINAL):
         index = None
@@ -189,6 +195,15 @@ def open_safetensors(path: Path) -> Reader:
     if whole in names and whole not in reader.metadata["files"]:
         raise bad(path, f"has both {printable(whole)} and {printable(index.name)}; name one of them")
     return reader
+
+
+def _check_run(path: Path, names: Sequence[str]) -> None:
+    """Refuse files that each have a part of the weights."""
+    from .mistaken import run_of
+
+    kind = run_of(names)
+    if kind:
+        raise bad(path, kind)
 
 
 def _without_original(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -143,7 +143,8 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, obj
             paired_names |= {name, quantised_tensors[-1].scales}
     if not quantised_tensors:
         raise bad(path, "nothing of it is quantised in a way that is known: MXFP4 (*_blocks, *_scales), float8 with "
-                  "*_scale_inv or *.weight_scale, GPTQ or AWQ (*.qweight), bitsandbytes (*.absmax, *.SCB)")  # fmt: skip
+                  "*_scale_inv or *.weight_scale, GPTQ or AWQ (*.qweight), bitsandbytes (*.absmax, *.SCB), "
+                  "compressed-tensors (*.weight_packed), torchao (*._weight_qdata)")  # fmt: skip
     return quantised_tensors
 
 

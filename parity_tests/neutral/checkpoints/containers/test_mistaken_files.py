@@ -320,3 +320,17 @@ def test_graph_of_openvino_is_named_and_left_alone_next_to_weights(tmp_path):
     saved_by_torch({"epoch": 1}, tmp_path / "pytorch_model.bin")
     with open_reader(tmp_path) as reader:
         assert reader.metadata["files"] == {"pytorch_model.bin": {"epoch": 1}}
+
+
+def test_parts_of_ranks_of_tensorrt_are_named_from_the_folder_and_from_one_file(tmp_path):
+    for number in range(2):
+        safetensors.numpy.save_file(
+            {"a.weight": np.full(2, number, np.float32)}, tmp_path / f"rank{number}.safetensors"
+        )
+    for path in (tmp_path, tmp_path / "rank0.safetensors", tmp_path / "rank1.safetensors"):
+        with pytest.raises(
+            CheckpointError, match=r"ranks of TensorRT-LLM take: convert the model that they were made of"
+        ):
+            open_reader(path)
+    (tmp_path / "rank1.safetensors").unlink()
+    assert read(tmp_path).keys() == {"a.weight"}
