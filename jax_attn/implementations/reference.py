@@ -129,9 +129,11 @@ def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
 def drop(
     weights: Float[Array, "..."], rate: float, rng: Array | nnx.RngStream | Rngs | Drawn | None = None
 ) -> Float[Array, "..."]:
-    """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
+    """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; 0 and 1 draw nothing."""
     if rate == 0.0:
         return weights
+    if rate == 1.0:  # the scale is infinite, and the gradient would be 0 times that
+        return weights * 0.0
     if isinstance(rng, TorchRngs):
         keep = rng.bernoulli(1.0 - rate, weights.shape, like=weights)
     else:

@@ -237,13 +237,21 @@ def test_flax_modules_start_and_drop_as_torch(name: str) -> None:
     assert_same_calls(torch_module, flax_module, inputs(ids))
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.37, 0.5])
+@pytest.mark.parametrize("rate", [0.1, 0.37, 0.5, 1.0])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_what_is_kept_is_scaled_alike(rate: float, dtype: str) -> None:
     x = np.random.default_rng(0).standard_normal((30, 40)).astype(np.float32)
     ours = torch_attn.dropout.Dropout(rate, rngs=JaxRngs(6)).train()(torch.from_numpy(x).to(getattr(torch, dtype)))
     theirs = nnx.Dropout(rate, rngs=nnx.Rngs(6))(jnp.asarray(x, dtype))
     np.testing.assert_array_equal(ours.float().numpy(), np.asarray(theirs, np.float32))
+
+
+def test_where_all_is_dropped_the_gradient_is_zero() -> None:
+    x = torch.ones(3, 4, requires_grad=True)
+    torch_attn.dropout.Dropout(1.0, rngs=JaxRngs(6))(x).sum().backward()
+    assert torch.equal(x.grad, torch.zeros(3, 4))
+    layer = jax_attn.dropout.Dropout(1.0, rngs=TorchRngs(6))
+    np.testing.assert_array_equal(jax.grad(lambda x: layer(x).sum())(jnp.ones((3, 4))), 0.0)
 
 
 def test_dropout_of_double_precision_is_alike_under_x64() -> None:

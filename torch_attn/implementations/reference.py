@@ -117,9 +117,11 @@ def softmax(scores: Float[Tensor, "... s"]) -> Float[Tensor, "... s"]:
 def drop(
     weights: Float[Tensor, "..."], rate: float, rng: torch.Generator | RngStream | JaxRngs | Drawn | None = None
 ) -> Float[Tensor, "..."]:
-    """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
+    """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; 0 and 1 draw nothing."""
     if rate == 0.0:
         return weights
+    if rate == 1.0:  # the scale is infinite, and the gradient would be 0 times that
+        return weights * 0.0
     rng = source_of(rate, rng)
     if rng is None:
         return nn.functional.dropout(weights, rate)
