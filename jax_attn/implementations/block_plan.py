@@ -62,6 +62,8 @@ class BlockPlan:
 
     Backward, and where that reads the context that was kept, rounded weights would not cancel in what all keys have in
     common, so operands are widened there."""
+    is_differentiated: bool = False
+    """Whether gradients may follow."""
     differentiates_bias: bool = False
     """Whether the gradient of a bias is asked for."""
     precision: str | None = dataclasses.field(default_factory=lambda: jax.config.jax_default_matmul_precision)

@@ -57,7 +57,7 @@ def _differentiate(
 ) -> tuple[Operands, Operands]:
     # A bias is often constant, and its gradient as large as the scores.
     is_asked = tangents[3] is not None and not isinstance(tangents[3], SymbolicZero)
-    asking = dataclasses.replace(plan, differentiates_bias=is_asked)
+    asking = dataclasses.replace(plan, is_differentiated=True, differentiates_bias=is_asked)
     with jax.default_matmul_precision(plan.precision):
         results = _differentiable(passes, asking, *operands)
     slopes = tangents_of(Slopes(_at_once, _backward, (passes, asking), plan.precision), operands, results, tangents)

@@ -123,3 +123,15 @@ def test_scores_that_differ_widely_between_parts_of_the_keys(backend):
     query, key, value = operands(1, 1, 1200, 2, 1)
     key[:, 700] *= 90.0
     hold_call(backend.results, [query, key, value], {"scale": 1.0}, "float32", FLOAT32, "cpu_flash")
+
+
+@pytest.mark.parametrize("queries", [1, words.FEW])
+def test_a_single_key_with_all_the_weight_leaves_no_gradient_of_large_scores(backend, queries):
+    """Scores near 1e5 are rounded by 1e-2; a sum of weights that were rounded elsewhere would not cancel that."""
+    query, key, value = operands(1, queries, 5, width=64)
+    inputs = [100.0 * query, 100.0 * key, value]
+    scores = np.sort(np.einsum("bthgc,bshc->bhgts", inputs[0].reshape(1, queries, 2, 2, 64), inputs[1]) / 8.0)
+    assert (scores[..., -1] - scores[..., -2]).min() > 100.0
+    _, d_query, d_key, _ = backend.results(inputs, {}, "cpu_flash", "float32")
+    assert np.abs(d_query).max() < 1e-4
+    assert np.abs(d_key).max() < 1e-4
