@@ -121,6 +121,19 @@ def _settings_as_before() -> Iterator[None]:
     assert not changed, f"the test left settings changed (before, after): {changed}"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give torch one thread, but for kernels: threads that wait for each other cost more than they gain on little."""
+    torch = sys.modules.get("torch")
+    if torch is None or "kernels" in request.path.relative_to(ROOT).parts:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     if next(_ran) % KEPT == 0 and "jax" in sys.modules and memory.resident() > GROWN:

@@ -224,7 +224,9 @@ def test_unknown_part_is_refused_by_name(name, message):
         derive(name, flax=False)
 
 
-def test_module_that_computes_something_else_is_named():
+@some("deviations", [1, search.MOST_DEVIATIONS], [1])
+def test_module_that_computes_something_else_is_named(deviations, monkeypatch):
+    monkeypatch.setattr(search, "MOST_DEVIATIONS", deviations)
     with pytest.raises(DerivationError, match=r"^model.layers.0.self_attn \(Llama4TextAttention\) computes"):
         derive("llama4_text", flax=False)
 

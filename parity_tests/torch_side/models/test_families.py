@@ -31,15 +31,6 @@ DIFFERENTIATED = ("llama", "gemma2", "gemma3", "gpt-oss", "olmo-clipped", "olmo2
 PARTS = [(name, layer) for name in PUBLISHED for layer in ((0, 3) if name != "Qwen3-Next-80B-A3B" else (3, 47))]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Threads that wait for one another cost more than they gain on so little work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def theirs(config):
     """Return what `transformers` makes of a config: the config of its text, its attention, its rotary positions."""
     config = transformers.AutoConfig.for_model(**copy.deepcopy(config)).get_text_config()

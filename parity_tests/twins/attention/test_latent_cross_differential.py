@@ -49,12 +49,9 @@ RIGHT = np.arange(7) < np.array([7, 4, 1])[:, None]
 
 
 @pytest.fixture(autouse=True)
-def _in_float64_by_one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _in_float64():
     with precision("float64"):
         yield
-    torch.set_num_threads(threads)
 
 
 @functools.cache

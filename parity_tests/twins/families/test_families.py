@@ -23,15 +23,6 @@ from ..attention.compiled import in_jit
 from ..interpreted import run_by_numpy
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Threads that wait for one another cost more than they gain on so little work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def interpreted(module, hidden, at):
     """Call a module without compiling anything, which would take most of the time."""
     return run_by_numpy(operator.call, module, hidden, **at)
