@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from attn_bridge.masks import (
     sliding_window,
 )
 
+from ...support.calls import cover
 from .. import backends
 from ..modules import CAUSAL, NAMES, draw, draw_weights, make
 
@@ -31,12 +33,15 @@ TOKENS, FRONT = 8, 3
 PADDING = np.arange(TOKENS) >= np.array([FRONT, 0])[:, None]
 """Of two sequences, the first begins with padding."""
 
+LENGTH = 4
+"""Of chunks and blocks: a divisor of the padding's length would have both count alike."""
+
 MASKS = {
-    "block_causal": block_causal(3),
+    "block_causal": block_causal(LENGTH),
     "causal": causal(),
-    "chunked": chunked(3),
-    "chunked or prefix": chunked(3) | prefix(2),
-    "chunked and window": chunked(3) & sliding_window(2),
+    "chunked": chunked(LENGTH),
+    "chunked or prefix": chunked(LENGTH) | prefix(2),
+    "chunked and window": chunked(LENGTH) & sliding_window(2),
     "full": full(),
     "prefix": prefix(2),
     "sliding_window": sliding_window(2),
@@ -139,15 +144,14 @@ def check_steps(backend, module, x, sizes, rolling=False):
     close(both[1], numbers(module(backend.as_argument(x[1:])))[0])
 
 
-@DESCRIBED
-@pytest.mark.parametrize("name", MODERN)
+@cover.rotated(("mask", "name"), list(MASKS), MODERN)
 def test_a_cached_sequence_gets_what_it_gets_alone(backend, name, mask):
-    check_steps(backend, *module_of(backend, name, mask), (TOKENS,))
+    check_steps(backend, *module_of(backend, name, MASKS[mask]), (TOKENS,))
 
 
-@pytest.mark.parametrize("sizes", [(4, 1, 2, 1), (3, *[1] * 5), (7, 1)], ids=str)
-@pytest.mark.parametrize("mask", FORWARD)
-@pytest.mark.parametrize("name", MODERN)
+@cover.rotated(
+    ("name", "mask", "sizes"), list(itertools.product(MODERN, FORWARD)), [(4, 1, 2, 1), (7, 1), (3, *[1] * 5)]
+)
 def test_a_cache_remembers_the_padding_that_a_mask_counts_behind(backend, name, mask, sizes):
     module, x = module_of(backend, name, MASKS[mask])
     check_steps(backend, module, x, sizes)
@@ -156,7 +160,7 @@ def test_a_cache_remembers_the_padding_that_a_mask_counts_behind(backend, name, 
 
 
 def test_a_cache_of_other_rows_keeps_their_padding(backend):
-    module, x = module_of(backend, "GroupedQueryAttention", chunked(3))
+    module, x = module_of(backend, "GroupedQueryAttention", chunked(LENGTH))
     options = {"attention_mask": backend.as_argument(PADDING[:, :4])}
     _, cache = module(backend.as_argument(x[:, :4]), cache=module.init_cache(2, TOKENS, rolling=True), **options)
     cache = cache.reorder(backend.as_argument(np.array([1, 0])))
