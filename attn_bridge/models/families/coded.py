@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 from importlib import resources
+from typing import Any
 
 from .. import handwritten
 from ..family import Family
@@ -20,7 +21,7 @@ def load() -> Iterator[Family]:
     for file in sorted(resources.files(handwritten).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
             document = tomllib.loads(file.read_text(encoding="utf-8"))
-            code = {role: named(path) for role, path in document.pop("code").items()}
+            code: dict[str, Any] = {role: named(path) for role, path in document.pop("code").items()}
             aliases = {key: tuple(names) for key, names in document.pop("aliases", {}).items()}
             yield Family((document.pop("model_type"),), aliases=aliases, **document, **code)
 

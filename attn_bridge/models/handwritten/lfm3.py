@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from ...specs.blocks.feed_forward import FeedForwardConfig
-from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
+from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig, Norms
 from ...specs.gated_convolution import GatedConvolutionConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ...specs.rms_norm import RMSNormConfig
@@ -79,7 +79,7 @@ def _norm(config: ConfigFile) -> RMSNormConfig:
 def read_block(config: ConfigFile, layer: int, attention: Attention) -> DecoderBlockConfig:
     """Return a block, whose activation is SiLU whatever the config."""
     layers = FeedForwardConfig(config.integer("hidden_size"), config.integer("intermediate_size"), "silu")
-    norms = "sandwich" if config.flag("use_sandwich_norm") else "pre"
+    norms: Norms = "sandwich" if config.flag("use_sandwich_norm") else "pre"
     return DecoderBlockConfig(attention, layers, _norm(config), norms=norms)
 
 
@@ -96,7 +96,8 @@ def write_lfm3(config: DecoderConfig, model_type: str) -> WrittenKeys:
         "intermediate_size": feed_forward_of(config, FeedForwardConfig).hidden_dim,
         "use_sandwich_norm": config.blocks[0].norms == "sandwich",
     }
-    kinds, positions = [], {}
+    kinds: list[str] = []
+    positions: dict[str, object] = {}
     for block in config.blocks:
         layer = block.attention
         if isinstance(layer, GatedConvolutionConfig):
