@@ -11,17 +11,10 @@ from typing import Any
 from ...printable import printable
 from ...weights.rows import Row
 from ..reading.decoders import inverse
-from ..rows.common import CHECKS
+from ..rows.files import row_of, table_of
 
 Value = bool | int | float | str | None
 Written = bool | int | float | str | list[Any] | dict[str, Any]
-
-_ROW_DEFAULTS: dict[str, object] = {
-    field.name: {} if field.name == "sizes" else field.default
-    for field in dataclasses.fields(Row)
-    if field.name not in ("theirs", "ours", "change", "place")
-}
-"""Attribute of a `Row` that a file may hold next to the names -> its default."""
 
 _LISTS = ("prefixes", "pattern", "first", "last", "required", "libraries", "further_types", "scalings")
 """Attributes of a description that are lists of names."""
@@ -179,12 +172,6 @@ def loads(text: str, path: str) -> Description:
         raise ValueError(f"{path}: {printable(error, 400)}") from error
 
 
-def row_of(table: Mapping[str, object]) -> Row:
-    """Return the row that a table of a TOML file describes; a check has the name of its function."""
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-    return Row(**values | ({"check": CHECKS[values["check"]]} if "check" in values else {}))
-
-
 def dumps(description: Description) -> str:
     """Return the TOML file of a description, which `loads` reads back as the same."""
     return "\n".join(_lines(description)) + "\n"
@@ -201,7 +188,7 @@ def _lines(description: Description) -> Iterator[str]:
         yield "even_heads = true"
     if description.rows:
         yield "rows = ["
-        yield from (f"    {_toml(_row_table(row))}," for row in description.rows)
+        yield from (f"    {_toml(table_of(row))}," for row in description.rows)
         yield "]"
     tables: dict[str, Mapping[str, object]] = {
         "proof": description.proof,
@@ -227,12 +214,6 @@ def _lines(description: Description) -> Iterator[str]:
         for field, source in description.fields.items():
             if field.startswith(f"{part}."):
                 yield f"{field.partition('.')[2]} = {_toml(_source(source))}"
-
-
-def _row_table(row: Row) -> dict[str, object]:
-    values = {key: getattr(row, key) for key, usual in _ROW_DEFAULTS.items() if getattr(row, key) != usual}
-    values |= {"check": row.check.__name__} if row.check is not None else {}
-    return {"theirs": row.theirs, **({"ours": row.ours} if row.ours else {}), **values}
 
 
 def _source(source: KeySource) -> Written:

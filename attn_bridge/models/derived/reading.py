@@ -19,14 +19,14 @@ from ...specs.position import Alibi, Rotary
 from ...specs.rms_norm import RMSNormConfig
 from ...specs.sparse_indexed_attention import SparseIndexedAttentionConfig
 from ..family import AttentionLayer, Family
-from ..handwritten.grouped import (
+from ..layout import Layout
+from ..reading import multimodal
+from ..reading.decoders import activation_of
+from ..reading.grouped import (
     KINDS,
     is_rotated,
     mask_of,
 )
-from ..layout import Layout
-from ..reading import multimodal
-from ..reading.decoders import activation_of
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import (
     read_nested_rotary,

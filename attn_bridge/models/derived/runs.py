@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...printable import printable
-from ..handwritten.grouped import KINDS
+from ..reading.grouped import KINDS
 from ..reading.model_config import ConfigFile
 
 KEY = "attention_types"

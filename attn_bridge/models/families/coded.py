@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
-from .. import handwritten
 from ..family import Family
-from ..tables import named
+from ..tables import MODELS, named
 
 
 def load() -> Iterator[Family]:
     """Yield the families of all files."""
-    for file in sorted(resources.files(handwritten).iterdir(), key=lambda file: file.name):
+    for file in sorted(resources.files(f"{MODELS}.handwritten").iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
             document = tomllib.loads(file.read_text(encoding="utf-8"))
             code: dict[str, Any] = {role: named(path) for role, path in document.pop("code").items()}

@@ -24,11 +24,11 @@ from ..reading.decoders import (
     write_feed_forward,
     write_sizes,
 )
+from ..reading.grouped import KINDS, head_dim_of, mask_of, read_sizes, write_heads, write_windows
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import KINDS, head_dim_of, mask_of, read_sizes, write_heads, write_windows
 
 LAYOUT = table("hf-cohere2-moe")
 

@@ -6,11 +6,11 @@ from ...specs.decoder_model import DecoderConfig
 from ...specs.differential_attention import DifferentialAttentionConfig
 from ..family import AttentionLayer
 from ..reading.decoders import attention_of, write_llama_decoder
+from ..reading.grouped import head_dim_of, read_sizes, write_heads
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import head_dim_of, read_sizes, write_heads
 
 LAYOUT = table("hf-diffllama")
 

@@ -19,11 +19,11 @@ from ..reading.decoders import (
     read_rms_norm,
     write_llama_decoder,
 )
+from ..reading.grouped import head_dim_of, read_sizes, write_heads
 from ..reading.model_config import ConfigFile, as_number
 from ..reading.rotary import read_rotary, write_rotary
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import head_dim_of, read_sizes, write_heads
 from .mamba2 import Keys, read_config, write_keys
 
 _KEYS = Keys(width="mamba_d_ssm")

@@ -24,6 +24,14 @@ from ..reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
+from ..reading.grouped import (
+    head_dim_of,
+    mask_of,
+    read_sizes,
+    rotary_by_kind,
+    write_heads,
+    write_windows,
+)
 from ..reading.model_config import ConfigFile, as_number
 from ..reading.rotary import read_rotary_by_kind, write_rotary_by_kind
 from ..tables import table
@@ -35,14 +43,6 @@ from .gemma4 import (
     plain,
     unread_keys_of,
     write_layer_embeddings,
-)
-from .grouped import (
-    head_dim_of,
-    mask_of,
-    read_sizes,
-    rotary_by_kind,
-    write_heads,
-    write_windows,
 )
 
 LOCAL_BASE = "rope_local_base_freq"

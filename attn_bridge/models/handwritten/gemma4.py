@@ -22,12 +22,12 @@ from ..family import AttentionLayer
 from ..layout import Layout
 from ..parts import OmittedPart
 from ..reading.decoders import NAMES, WrittenKeys, activation_of, read_rms_norm, write_rms_norm, write_sizes
+from ..reading.grouped import KINDS, mask_of, window_of
 from ..reading.model_config import ConfigFile, as_number
 from ..reading.multimodal import text_of
 from ..reading.rotary import read_nested_rotary, rope_type, write_nested
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import KINDS, mask_of, window_of
 
 SLIDING, FULL = KINDS[True], KINDS[False]
 

@@ -23,11 +23,11 @@ from ..reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
+from ..reading.grouped import head_dim_of, read_sizes, write_heads
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import head_dim_of, read_sizes, write_heads
 from .mamba2 import Keys, read_config, write_layer
 
 LAYOUT = table("hf-granitemoehybrid")  # whose layers without experts have the same attention

@@ -22,10 +22,10 @@ from ..reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
+from ..reading.grouped import read_sizes, write_heads
 from ..reading.model_config import ConfigFile
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import read_sizes, write_heads
 from .mamba import SelectiveKeys, read_config, write_layer
 
 LAYOUT = table("hf-jamba")

@@ -12,11 +12,11 @@ from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ...specs.rms_norm import RMSNormConfig
 from ..family import AttentionLayer
 from ..reading.decoders import WrittenKeys, feed_forward_of, has_experts, write_sizes
+from ..reading.grouped import head_dim_of, read_sizes, write_heads
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import head_dim_of, read_sizes, write_heads
 
 _SUM_EPS = 1e-6
 """Constant added to the sum of the weights of the chosen experts, whatever the config."""

@@ -23,11 +23,11 @@ from ..reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
+from ..reading.grouped import head_dim_of, is_rotated, read_sizes, write_heads
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import head_dim_of, is_rotated, read_sizes, write_heads
 
 LAYOUT = table("hf-llama4")
 

@@ -13,11 +13,11 @@ from ...specs.mamba2 import Mamba2Config
 from ...specs.rms_norm import RMSNormConfig
 from ..family import AttentionLayer
 from ..reading.decoders import WrittenKeys, attention_of, write_llama_decoder, write_sizes
+from ..reading.grouped import head_dim_of, read_sizes, write_heads
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import head_dim_of, read_sizes, write_heads
 
 
 def _limits(config: ConfigFile) -> WrittenKeys:

@@ -21,12 +21,12 @@ from ..reading.decoders import (
     write_rms_norm,
     write_sizes,
 )
+from ..reading.grouped import KINDS, head_dim_of, mask_of, read_sizes, window_of, write_heads
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
 from ..rows.attention import interleaved_rotary
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import KINDS, head_dim_of, mask_of, read_sizes, window_of, write_heads
 
 LAYOUT = table("hf-minimax")
 

@@ -12,10 +12,10 @@ from ...specs.mamba2 import Mamba2Config
 from ...specs.rms_norm import RMSNormConfig
 from ..family import AttentionLayer
 from ..reading.decoders import NAMES, WrittenKeys, activation_of, feed_forward_of, write_sizes
+from ..reading.grouped import read_sizes, write_heads
 from ..reading.model_config import ConfigFile
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import read_sizes, write_heads
 from .mamba2 import Keys, read_config, write_layer
 
 LAYOUT = table("hf-nemotron-h")

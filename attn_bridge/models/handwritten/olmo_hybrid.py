@@ -11,11 +11,11 @@ from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ...specs.position import Rotary
 from ..family import AttentionLayer
 from ..reading.decoders import WrittenKeys, read_feed_forward, read_rms_norm, write_llama_decoder
+from ..reading.grouped import head_dim_of, read_sizes, write_heads
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import head_dim_of, read_sizes, write_heads
 
 LAYOUT = table("hf-olmo-hybrid")
 

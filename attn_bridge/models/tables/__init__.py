@@ -13,11 +13,12 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
-from ..derived.description import row_of
 from ..layout import Layout
 from ..rows.decoder import FURTHER_LAYER, decoder
+from ..rows.files import row_of
 
-_MODELS = __package__.rpartition(".")[0]
+MODELS = __package__.rpartition(".")[0]
+"""The package that paths of functions begin in."""
 
 
 def named(path: str) -> Callable[..., Any]:
@@ -25,7 +26,7 @@ def named(path: str) -> Callable[..., Any]:
     module, _, name = path.rpartition(".")
 
     def call(*arguments: object) -> Any:
-        return getattr(importlib.import_module(f"{_MODELS}.{module}"), name)(*arguments)
+        return getattr(importlib.import_module(f"{MODELS}.{module}"), name)(*arguments)
 
     return call
 

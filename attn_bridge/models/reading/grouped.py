@@ -9,7 +9,7 @@ from ...masks import Mask, causal, sliding_window
 from ...specs.decoder_model import DecoderConfig
 from ...specs.differential_attention import DifferentialAttentionConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ..reading.model_config import ConfigFile
+from .model_config import ConfigFile
 
 KINDS = ("full_attention", "sliding_attention")
 """Names of a layer's kind: without and with the window."""
