@@ -12,11 +12,11 @@ from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ...specs.rms_norm import RMSNormConfig
 from ..family import AttentionLayer
 from ..reading.decoders import WrittenKeys, feed_forward_of, write_sizes
+from ..reading.grouped import KINDS, head_dim_of, mask_of, read_sizes, window_of, write_heads
 from ..reading.model_config import ConfigFile
 from ..tables import table
 from ..tables.layers import attention_of_layer
 from .gemma4 import rotary_of, write_positions
-from .grouped import KINDS, head_dim_of, mask_of, read_sizes, window_of, write_heads
 
 CONV = "conv"
 """Kind of a layer with a convolution."""

@@ -11,11 +11,11 @@ from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.layer_norm import LayerNormConfig
 from ..family import AttentionLayer
 from ..reading.decoders import NAMES, WrittenKeys, activation_of, feed_forward_of, write_sizes
+from ..reading.grouped import KINDS, mask_of, window_of
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_nested_rotary, write_nested
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .grouped import KINDS, mask_of, window_of
 
 BASES = {KINDS[False]: ("global_rope_theta", 160000.0), KINDS[True]: ("local_rope_theta", 10000.0)}
 """Kind of a layer -> the key of the base of its positions in older files, and its default."""
