@@ -308,7 +308,7 @@ class DumpRecorder:
             return
         with contextlib.suppress(CannotPromoteError, ModuleFailedError):
             call = self.pair.weights(sample, self.side), sample.arguments[self.side], gradients
-            calls_so_far[position] = self.writer.write_calls(planned, self.subject.record(*call))
+            calls_so_far[position] = self.writer.write_calls(planned, self.subject.substituted(*call, {})[1])
 
     def _measure_noise(self, dtype: str, modes: tuple[str, ...]) -> None:
         measured = measured_noise(self.runner, dtype, modes, [self.side], perturb=False)

@@ -26,7 +26,7 @@ class Sides:
 
     Attributes:
         subjects: side -> subject or dump, with ``modules()`` and ``settings()``; live ones also have ``run()`` and
-        ``record()``.
+        ``substituted()``.
         pairing: the paired parameters.
         arguments: side -> the call of the whole module.
         weights: side -> weights by name, in the working precision.
@@ -102,7 +102,7 @@ class SubmoduleRunner:
     ) -> list[Call] | None:
         """Return the calls inside one call of a submodule; None where the subject records only whole calls."""
         subject = self._sides.subjects[side]
-        accepted_names = _parameters(subject, "record")
+        accepted_names = _parameters(subject, "substituted")
         more: dict[str, Any] = {}
         if path:
             more["path"] = path
@@ -110,7 +110,7 @@ class SubmoduleRunner:
             more["dtype"] = None
         if not more.keys() <= set(accepted_names):
             return None
-        calls: list[Call] = subject.record(self._weights[side], arguments, cotangents, **more)
+        calls: list[Call] = subject.substituted(self._weights[side], arguments, cotangents, {}, **more)[1]
         return calls
 
     def substituted(

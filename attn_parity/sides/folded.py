@@ -21,7 +21,7 @@ _SUMMED = {"LSTM": 1.0, "LSTMCell": 1.0, "RNN": 1.0, "RNNCell": 1.0, "GRU": 2 / 
 """Class -> how much of its two biases is added; a GRU resets the last third, so that it stays apart."""
 
 
-_TAKES_WEIGHTS = frozenset({"uses", "describe_outputs", "dtypes", "record", "changes", "gradient_changes"})
+_TAKES_WEIGHTS = frozenset({"uses", "describe_outputs", "dtypes", "changes", "gradient_changes"})
 """Methods of a subject that take its weights first and return nothing by their names."""
 
 

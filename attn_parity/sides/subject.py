@@ -370,20 +370,6 @@ class Subject(Protocol):
     ) -> list[tuple[str, tuple[int, ...], str]]:
         """Return place, shape and dtype of every output of a call."""
 
-    def record(
-        self,
-        weights: Mapping[str, Array],
-        arguments: Arguments,
-        cotangents: Sequence[Array | None] | None,
-        *,
-        path: str = "",
-        dtype: str | None = "float64",
-    ) -> list[Call]:
-        """Run in a precision and return every call of every submodule with its inputs, outputs and cotangents.
-
-        Without cotangents it runs forward alone; the calls inside the submodule at `path` have their whole paths.
-        """
-
     def dtypes(self, weights: Mapping[str, Array], arguments: Arguments, dtype: str | None = None) -> list[DtypeCall]:
         """Return the dtypes of all calls of a forward pass, the whole module's first; JAX need not run for it.
 
@@ -397,10 +383,17 @@ class Subject(Protocol):
         self,
         weights: Mapping[str, Array],
         arguments: Arguments,
-        cotangents: Sequence[Array],
+        cotangents: Sequence[Array | None] | None,
         substitutes: Mapping[str, Sequence[Substitute]],
+        *,
+        path: str = "",
+        dtype: str | None = "float64",
     ) -> tuple[Run, list[Call]]:
-        """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
+        """Run in a precision and return the results, and every call of every submodule with its inputs and outputs.
+
+        Without cotangents it runs forward alone, and calls have none; the calls inside the submodule at `path` have
+        their whole paths. The results of the calls in `substitutes`, by path, are replaced.
+        """
 
     def changes(
         self,

@@ -78,18 +78,6 @@ class ProbedSide(abc.ABC):
         uses = first_uses(closed, [True] * len(names) + [False] * len(leaves))
         return {names[position]: at for position, at in uses.items()}
 
-    def record(
-        self,
-        weights: Mapping[str, np.ndarray],
-        arguments: Arguments,
-        cotangents: Sequence[np.ndarray | None] | None,
-        *,
-        path: str = "",
-        dtype: str | None = "float64",
-    ) -> list[Call]:
-        """Run in float64 and return every call of every submodule; see `Subject.record`."""
-        return self.substituted(weights, arguments, cotangents, {}, path=path, dtype=dtype)[1]
-
     def substituted(
         self,
         weights: Mapping[str, np.ndarray],
@@ -100,7 +88,7 @@ class ProbedSide(abc.ABC):
         path: str = "",
         dtype: str | None = "float64",
     ) -> tuple[Run, list[Call]]:
-        """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
+        """Run with the results of some submodules' calls replaced, and return every call; see `Subject.substituted`."""
         tape = Tape(substitutes)
         part = self.part(path)
         operands = (

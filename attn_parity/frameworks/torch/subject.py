@@ -248,18 +248,6 @@ class TorchSubject:
                 structure, outputs = outputs_of(result, f"{self.kind} {self.name}", self.returned)
         return [(place, tuple(one.shape), dtype_name(one)) for place, one in zip(structure, outputs, strict=True)]
 
-    def record(
-        self,
-        weights: Mapping[str, Array],
-        arguments: Arguments,
-        cotangents: Sequence[Array | None] | None,
-        *,
-        path: str = "",
-        dtype: str | None = "float64",
-    ) -> list[Call]:
-        """Run in float64 and return every call of every submodule; see `Subject.record`."""
-        return self.substituted(weights, arguments, cotangents, {}, path=path, dtype=dtype)[1]
-
     def dtypes(self, weights: Mapping[str, Array], arguments: Arguments, dtype: str | None = None) -> list[DtypeCall]:
         """Return the dtypes of all calls of a forward pass; see `Subject.dtypes`."""
         recorder = DtypeRecorder(self.side.modules())
@@ -281,7 +269,7 @@ class TorchSubject:
         path: str = "",
         dtype: str | None = "float64",
     ) -> tuple[Run, list[Call]]:
-        """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
+        """Run with the results of some submodules' calls replaced, and return every call; see `Subject.substituted`."""
         execution = Execution(self, self.side.part(path), path, dtype, "eager", 0, 0, frozenset())
         with ONE_AT_A_TIME:
             for accumulate in (self._accumulates, True):

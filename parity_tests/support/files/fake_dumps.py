@@ -132,12 +132,12 @@ class Net:
         }
         return Run([output], [""], [ct @ matrix.T], of_weights)
 
-    def record(self, weights, arguments, cotangents) -> list[Call]:
-        """Return the one call of ``fc``."""
+    def substituted(self, weights, arguments, cotangents, substitutes) -> tuple[Run, list[Call]]:
+        """Return the run and the one call of ``fc``."""
         plain = dataclasses.replace(self, gain=1.0, noise=0.0)
         run = plain.run(weights, arguments, cotangents, dtype="float64")
         call = arguments.with_leaves([leaf.astype(np.float64) for leaf in arguments.leaves])
-        return [Call("fc", 0, 0, call, run.outputs, list(cotangents))]
+        return run, [Call("fc", 0, 0, call, run.outputs, list(cotangents))]
 
     def _rounded(self, array: np.ndarray) -> np.ndarray:
         if self.digits is None or array.dtype == np.float64:

@@ -342,9 +342,9 @@ class Inside:
             raise CannotPromoteError("there is none")
         return self.subject.run(*args, dtype=dtype, **more)
 
-    def record(self, weights, arguments, cotangents, *, path="", dtype="float64"):
+    def substituted(self, weights, arguments, cotangents, substitutes, *, path="", dtype="float64"):
         assert dtype is None or self.float64
-        return self.subject.record(weights, arguments, cotangents, path=path)
+        return self.subject.substituted(weights, arguments, cotangents, substitutes, path=path)
 
 
 def test_without_float64_it_is_looked_for_in_the_working_precision():

@@ -33,7 +33,7 @@ def test_a_function_with_its_weights_is_a_side():
         "layers.1": ((5,), "", "layers"),
     }
     assert [one.path for one in subject.modules()] == [""]
-    assert subject.record(subject.weights(), Arguments((X,)), [normal(2, 3, 5)]) == []
+    assert subject.substituted(subject.weights(), Arguments((X,)), [normal(2, 3, 5)], {})[1] == []
     run = subject.run(subject.weights(), Arguments((X,)), [normal(2, 3, 5)], dtype="float64")
     assert run.parameter_gradients.keys() == {"first.w", "layers.1"}
     assert subject.unreached(Arguments((X,))) == ["the JAX function's `shift` (you gave none)"]

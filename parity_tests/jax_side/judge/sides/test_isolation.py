@@ -149,13 +149,13 @@ def test_an_interrupted_run_restores_all_state(error):
     module = Raising()
     before = state()
     calm = subject_of(module)
-    assert calm.record(calm.weights(), Arguments((X,)), [normal(2, 3, 4)])
+    assert calm.substituted(calm.weights(), Arguments((X,)), [normal(2, 3, 4)], {})[1]
     assert state() == before
     module.raises = True
     subject = subject_of(module, train=True)
     expected = KeyboardInterrupt if error is KeyboardInterrupt else (ModuleFailedError, CannotPromoteError)
     for attempt in (
-        lambda: subject.record(subject.weights(), Arguments((X,)), [normal(2, 3, 4)]),
+        lambda: subject.substituted(subject.weights(), Arguments((X,)), [normal(2, 3, 4)], {})[1],
         lambda: subject.run(subject.weights(), Arguments((X,)), dtype="float64"),
         lambda: subject.run(subject.weights(), Arguments((X,))),
     ):
@@ -177,7 +177,7 @@ def test_sides_are_run_in_several_threads_at_once():
             for _ in range(2):
                 found = subject.run(subject.weights(), Arguments((X,)), [X], dtype="float64")
                 np.testing.assert_array_equal(found.outputs[0], expected[number].outputs[0])
-                assert len(subject.record(subject.weights(), Arguments((X,)), [X])) == 2
+                assert len(subject.substituted(subject.weights(), Arguments((X,)), [X], {})[1]) == 2
                 assert subject.run(subject.weights(), Arguments((X,)), [X]).outputs[0].dtype == np.float32
         except BaseException as error:
             failures.append(error)

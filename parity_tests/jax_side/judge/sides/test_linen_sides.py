@@ -186,7 +186,7 @@ def test_recorded_calls_of_linen_submodules_can_be_run_alone(case):
     cotangents = cotangents_of(subject, arguments)
     weights = wide(subject.weights())
     whole = subject.run(weights, arguments, cotangents, dtype="float64")
-    calls = subject.record(subject.weights(), arguments, cotangents)
+    calls = subject.substituted(subject.weights(), arguments, cotangents, {})[1]
     if case in INSIDE:
         order = INSIDE[case].split()
         assert sorted(call.path for call in calls) == sorted(order)
@@ -231,7 +231,7 @@ class Dotted(linen.Module):
 
 def test_a_name_with_a_dot_has_its_parents():
     subject = subject_of(linen_side(Dotted(), X))
-    calls = subject.record(subject.weights(), Arguments((X,)), [None])
+    calls = subject.substituted(subject.weights(), Arguments((X,)), [None], {})[1]
     paths = [one.path for one in subject.modules()]
     assert paths[:4] == ["", "blocks", "blocks.0", "blocks.1"]
     assert {call.path for call in calls} <= set(paths)
@@ -279,7 +279,7 @@ def test_linen_dropout_uses_the_given_masks_in_train_mode():
 def test_another_method_of_a_linen_module_can_be_called():
     subject = subject_of(linen_side(LINEN["setup"][0], LINEN["setup"][1]))
     table = subject.weights()["embed.embedding"]
-    calls = subject.record(subject.weights(), Arguments((LINEN["setup"][1],)), [np.ones((2, 3, 7))])
+    calls = subject.substituted(subject.weights(), Arguments((LINEN["setup"][1],)), [np.ones((2, 3, 7))], {})[1]
     attend = calls[-1]
     assert attend.arguments.kwargs == {"method": "attend"}
     np.testing.assert_allclose(attend.outputs[0], attend.arguments.leaves[0] @ table.T.astype(float), rtol=1e-12)

@@ -95,7 +95,7 @@ def test_a_run_restores_all_state(then, mode):
     error = None
     try:
         if mode == "record":
-            subject.record(weights, arguments, [X])
+            subject.substituted(weights, arguments, [X], {})
         elif mode in ("eager", "float64", "train"):
             subject.run(weights, arguments, [X], dtype="float64" if mode == "float64" else None)
         else:
