@@ -101,7 +101,7 @@ class Case:
         return not (np.iscomplexobj(self.first) or np.iscomplexobj(self.second))
 
     def is_small(self, *, inputs: bool = False) -> bool:
-        """Return whether it is no gradient of at most `LARGEST` elements, and if asked has no larger or empty input."""
+        """Return whether it is a result of at most `LARGEST` elements; inputs, if they count, have 1 to as many."""
         sizes = [self.first.size, *(given.size for given in self.inputs if inputs)]
         return not self.is_gradient and min(sizes) > 0 and max(sizes) <= LARGEST
 

@@ -177,7 +177,7 @@ def _main_argument(side: OneSide, layout: Axes) -> int | str | None:
 def _pieces(
     side: OneSide, layout: Axes, sizes: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[Piece]:
-    """Yield the arguments of each piece of a sequence, of so many tokens, cut out of those of the whole call."""
+    """Yield the arguments of each piece of a sequence, from those of the whole call; `sizes` count tokens."""
     main, axis, length = _main_argument(side, layout), layout.time or 0, sum(sizes)
     names = [*side.names[: len(args)], *[""] * (len(args) - len(side.names))]
 

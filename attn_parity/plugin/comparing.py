@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..results.report import Report
 
 FOUND = pytest.StashKey[list[dict[str, object]]]()
-"""Results of a test's comparisons, from `told`, until its report takes them over."""
+"""Results of a test's comparisons, from `summarised`, until its report takes them over."""
 
 Allowed = tuple[str, str, bool, bool]
 """Path and reason of an allowance, whether it covers a difference, and whether anything has that name."""
@@ -111,7 +111,7 @@ class Parity:
         """Record the result: for the summary, for JUnit and, on a mismatch, as a section of the test's report."""
         node = self._node
         allowed = [(one.path, one.reason, bool(one.covers), one.known) for one in report.allowed]
-        node.stash.setdefault(FOUND, []).append(told(report.verdict, allowed, report.notes))
+        node.stash.setdefault(FOUND, []).append(summarised(report.verdict, allowed, report.notes))
         node.user_properties.append(("parity_verdict", report.verdict))
         for allowance in report.allowed:
             if allowance.covers:
@@ -136,8 +136,8 @@ class Parity:
             node.add_report_section("call", "parity", "\n".join(lines))
 
 
-def told(verdict: str, allowed: Sequence[Allowed], notes: Iterable[str]) -> dict[str, object]:
-    """Return what the summary shows of a comparison: plain data, which a worker of xdist can send."""
+def summarised(verdict: str, allowed: Sequence[Allowed], notes: Iterable[str]) -> dict[str, object]:
+    """Return the summary of a comparison: plain data, which a worker of xdist can send."""
     paths = [re.escape(path) for path, _, covers, _ in allowed if covers]
     named = re.compile(rf"(?<![\w.])(?:{'|'.join(paths)})(?![\w])")
     return {"verdict": verdict, "allowed": allowed, "notes": [note for note in notes if paths and named.search(note)]}

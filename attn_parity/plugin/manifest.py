@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .comparing import FOUND, file_name, shown, told
+from .comparing import FOUND, file_name, shown, summarised
 from .settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class PairItem(pytest.Item):
         self.user_properties.append(("parity_verdict", result.verdict))
         report: Data = result.report or {}
         allowed = [(one["path"], one["reason"], bool(one["covers"]), one["known"]) for one in report.get("allowed", ())]
-        self.stash.setdefault(FOUND, []).append(told(result.verdict, allowed, report.get("notes", ())))
+        self.stash.setdefault(FOUND, []).append(summarised(result.verdict, allowed, report.get("notes", ())))
         if result.verdict != "equal":
             self._write(result)
             pytest.fail("\n".join(_lines(result)), pytrace=False)

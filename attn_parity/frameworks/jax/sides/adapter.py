@@ -61,7 +61,7 @@ class JaxPart(Protocol):
 
 
 class Adapter(abc.ABC):
-    """One kind of a side; what has a body here is that of a side without submodules, modes and state."""
+    """One kind of a side; methods with a body fit a side without submodules, modes and state."""
 
     kind: str
     name: str

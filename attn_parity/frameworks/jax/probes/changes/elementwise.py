@@ -161,7 +161,7 @@ def of_exchanged_numbers(program: Program) -> Iterator[ProgramChange]:
         for index, number in literals(operation):
             lines.setdefault(operation.where, []).append((operation, index, number))
     for numbers in lines.values():
-        for (mine, index, number), (other, place, another) in itertools.combinations(numbers[:MOST_NUMBERS], 2):
+        for (mine, index, number), (other, other_index, another) in itertools.combinations(numbers[:MOST_NUMBERS], 2):
             if number != another and mine is not other:
-                results = {mine.at: mine.with_number(index, another), other.at: other.with_number(place, number)}
+                results = {mine.at: mine.with_number(index, another), other.at: other.with_number(other_index, number)}
                 yield ProgramChange(f"{number:.6g} and {another:.6g} exchanged", mine.at, results)

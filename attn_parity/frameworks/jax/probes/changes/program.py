@@ -53,13 +53,13 @@ class ProgramChange:
 
 @dataclasses.dataclass(eq=False)
 class Operation:
-    """One operation of a flat program; variables are numbered, literals are themselves.
+    """One operation of a flat program.
 
     Attributes:
         run: computes operations.
         at: its position in the program.
         equation: the equation of the jaxpr.
-        operands: what it takes.
+        operands: its operands: variables by number, and literals.
         results: the numbers of its results.
         called: names of the functions that call it, the outermost first.
     """
