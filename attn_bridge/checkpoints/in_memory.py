@@ -39,8 +39,8 @@ class GivenReader(MemoryReader):
     def __init__(self, arrays: Mapping[str, object]):
         self._arrays = arrays
         self._last: tuple[str, Array] | None = None
-        given = ((name, self._array(name)) for name in arrays)
-        super().__init__({name: TensorInfo(name, array.dtype.name, array.shape) for name, array in given})
+        pairs = ((name, self._array(name)) for name in arrays)
+        super().__init__({name: TensorInfo(name, array.dtype.name, array.shape) for name, array in pairs})
         check_infos(self.path, self.tensors.values())
 
     def _array(self, name: str) -> Array:

@@ -113,11 +113,11 @@ def name_of(path: Path, label: str, dtype: np.dtype) -> str:
 
 
 class SavedArray:
-    """An array as `numpy.save` writes it; one in Fortran's order or big-endian is held in C's and little-endian.
+    """An array that `numpy.save` wrote; its copy in C order and little-endian is held in memory where it has another.
 
     Args:
         info: its name, dtype and shape.
-        read: returns bytes of what was saved, by position and count.
+        read: returns bytes of the saved array, header included, by position and count.
         begin: position of the elements.
         fortran: whether they are in Fortran's order.
         swapped: whether they are big-endian.

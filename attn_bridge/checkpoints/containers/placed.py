@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from .base import Writer
 from .files import check_range
@@ -75,7 +75,7 @@ class PlacedWriter(Writer):
         """Return the offset in its file of a byte of a tensor."""
         return self.extents(name, start, start + 1)[0].offset if start < self.tensors[name].nbytes else 0
 
-    def write_range(self, name: str, start: int, data: Any) -> None:
+    def write_range(self, name: str, start: int, data: object) -> None:
         """Write bytes of a tensor, in any order."""
         view, done = as_bytes(data), 0
         check_range(self.path, self.tensors[name], start, start + len(view))

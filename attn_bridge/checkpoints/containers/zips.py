@@ -267,9 +267,9 @@ class Archive:
         self._data = 0
         self._left = 0
 
-    def add(self, name: str, data: Any) -> None:
+    def add(self, name: str, data: bytes) -> None:
         """Write a whole member."""
-        self.begin(name, memoryview(data).nbytes)
+        self.begin(name, len(data))
         self.append(data)
 
     def begin(self, name: str, size: int) -> None:
@@ -368,12 +368,12 @@ class ArchiveWriter(Writer):
             self._enter(self._now)
         return self._now
 
-    def write_range(self, name: str, start: int, data: Any) -> None:
+    def write_range(self, name: str, start: int, data: object) -> None:
         """Write the next bytes of a tensor."""
         while self._now is None or self._now.name != name:
             if self._next() is None:
                 raise bad(self.path, f"{printable(name)} comes too late, or is not to be written")
-        count = memoryview(data).nbytes
+        count = len(as_bytes(data))
         if start != self._done or start + count > self._now.nbytes:
             raise bad(self.path, f"bytes of {printable(name)} come out of order: {start} after {self._done}")
         self._done += count

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...weights import Region, slices
 from ..containers.base import Array
-from ..copying import Move
+from ..copying import Move, blocks
 from ..manifest import new_digest
 
 PIECE = 8 << 20
@@ -53,21 +53,14 @@ def boxes(shape: Sequence[int], itemsize: int) -> Iterator[tuple[int, int, Regio
     Yields:
         Its first element, its end (exclusive), and the box, which may span tiles.
     """
-    if not math.prod(shape):
-        return
-    if not shape:
-        yield 0, 1, ()
-        return
-    axis = next(at for at in range(len(shape)) if math.prod(shape[at + 1 :]) * itemsize <= PIECE)
-    inner = math.prod(shape[axis + 1 :])
-    most = max(PIECE // max(inner * itemsize, 1), 1)
-    whole = tuple((0, size) for size in shape[axis + 1 :])
-    for number, above in enumerate(itertools.product(*(range(size) for size in shape[:axis]))):
-        base = number * shape[axis]
-        for start in range(0, shape[axis], most):
-            stop = min(start + most, shape[axis])
-            box = (*((at, at + 1) for at in above), (start, stop), *whole)
-            yield (base + start) * inner, (base + stop) * inner, box
+    start = 0
+    for index in blocks(list(shape), max(PIECE // itemsize, 1)) if math.prod(shape) else ():
+        cut = [at if isinstance(at, slice) else slice(at, at + 1) for at in index]
+        box = [(at.start, min(at.stop, size)) for at, size in zip(cut, shape, strict=False)]
+        box += [(0, size) for size in shape[len(box) :]]
+        stop = start + math.prod(last - first for first, last in box)
+        yield start, stop, tuple(box)
+        start = stop
 
 
 class TiledDigest:

@@ -14,8 +14,8 @@ import numpy as np
 
 from ...printable import printable
 from ..containers.base import Array, Reader, TensorInfo
-from ..containers.files import bad, parse_json
-from .pairs import TiledTensor, c_order, partner
+from ..containers.files import bad, c_strides, parse_json
+from .pairs import TiledTensor, partner
 from .source import Source
 
 STATE = ".quant_state.bitsandbytes__"
@@ -147,7 +147,7 @@ def _four_bit(reader: Reader, stem: str, kind: str, state: str) -> FourBitTensor
         absmax.name,
         kind,
         shape,
-        c_order(shape),
+        c_strides(shape),
         (1, quant_state["blocksize"]),
         numbers.file,
         (absmax.name, table.name, *nested, state),
@@ -199,7 +199,7 @@ def _int8(reader: Reader, stem: str, scales: TensorInfo) -> Int8Tensor:
         scales.name,
         "int8",
         numbers.shape,
-        c_order(numbers.shape),
+        c_strides(numbers.shape),
         (1, numbers.shape[1]),
         numbers.file,
         (scales.name, form) if form else (scales.name,),

@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from ..containers.base import Array, CheckpointError, Reader, TensorInfo
-from .pairs import TiledTensor, c_order
+from ..containers.files import c_strides
+from .pairs import TiledTensor
 from .source import Source
 
 
@@ -44,7 +45,7 @@ def find(reader: Reader) -> list[BlockTensor]:
 def _tensor(info: TensorInfo) -> BlockTensor:
     numbers, size = sizes_of(info.blocks)
     shape = (*info.shape[:-1], info.shape[-1] // size * numbers)
-    words, strides = f"GGUF {info.blocks}", c_order(shape)
+    words, strides = f"GGUF {info.blocks}", c_strides(shape)
     return BlockTensor(info.name, shape, info.name, "", info.blocks, shape, strides, (1, numbers), info.file, (), words)
 
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from ...printable import printable
 from ..containers.base import Array, Reader, TensorInfo
-from ..containers.files import bad
+from ..containers.files import bad, c_strides
 from .packed import SCALE_DTYPES, WORD, check_groups
-from .pairs import TiledTensor, block_structure, c_order, partner
+from .pairs import TiledTensor, block_structure, partner
 from .schemes import scheme_of, weights_of
 from .source import Source
 from .tables import E2M1, E2M3, E8M0, float8_values
@@ -250,14 +250,14 @@ def _of_integers(
     if OVERALL in parts or OF_MODELOPT in parts:
         raise bad(path, f"{printable(numbers.name)} is of integers, which have no scale of scales")
     return CompressedTensor(
-        stem + PLAIN, shape, numbers.name, scales.name, INTEGERS, shape, c_order(shape), block, numbers.file,
+        stem + PLAIN, shape, numbers.name, scales.name, INTEGERS, shape, c_strides(shape), block, numbers.file,
         _names(parts), f"compressed-tensors, {bits} bit", bits=bits, row_bytes=numbers.shape[1] * numbers.itemsize,
         zeros=zeros.name if zeros is not None else "", groups=parts[GROUPS].name if GROUPS in parts else "",
     )  # fmt: skip
 
 
 def _names(parts: Mapping[str, TensorInfo]) -> tuple[str, ...]:
-    """Return the names of the tensors beside the numbers."""
+    """Return the names of the tensors that go with the numbers."""
     return tuple(info.name for info in parts.values())
 
 

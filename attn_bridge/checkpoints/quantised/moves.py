@@ -20,7 +20,7 @@ from ..containers.base import Array, CheckpointError, Reader
 from ..containers.files import bad, c_strides, check_range
 from ..copying import Axis, Move, move_of, pieces, source_runs
 from ..readers import Wrapped
-from .pairs import MXFP4, QuantisedTensor, c_order
+from .pairs import MXFP4, QuantisedTensor
 from .reader import Dequantised
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class TurnedTensors(Wrapped):
             return self.packed.read_range(name, start, stop)
         info = self.tensors[name]
         check_range(self.path, info, start, stop)
-        if tensor.strides == c_order(tensor.shape):
+        if tensor.strides == c_strides(tensor.shape):
             return self.packed.read_range(tensor.numbers, start, stop)
         columns, width = info.shape[-1], info.itemsize
         first, last = start // (columns * width), -(-stop // (columns * width))
@@ -177,10 +177,10 @@ class TurnedTensors(Wrapped):
 
 def is_in_order(tensor: QuantisedTensor) -> bool:
     """Whether the file has a tensor as it is, or with its last two axes in turn."""
-    if tensor.strides == c_order(tensor.shape):
+    if tensor.strides == c_strides(tensor.shape):
         return True
     leading, (height, columns) = tensor.shape[:-2], tensor.shape[-2:]
-    front = tuple(size * height * columns for size in c_order(leading))
+    front = tuple(size * height * columns for size in c_strides(leading))
     return len(tensor.shape) > 1 and tensor.strides == (*front, 1, height) and math.prod(tensor.shape) > 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...printable import printable
 from ..containers.base import Array, TensorInfo
-from ..containers.files import bad
+from ..containers.files import bad, c_strides
 from .schemes import KEYS, TEXT, scheme_of, weights_of
 from .source import Source
 
@@ -230,7 +230,7 @@ def _mxfp4(path: Path, stem: str, numbers: TensorInfo, scales: TensorInfo, swapp
                   f"{printable(numbers.name)} {numbers.shape}, got {scales.shape}")  # fmt: skip
     *leading, rows, groups, _ = numbers.shape
     in_file = (*leading, rows, groups * GROUP)
-    strides = c_order(in_file)
+    strides = c_strides(in_file)
     shape = in_file
     if swapped:
         shape, strides = (*leading, in_file[-1], rows), (*strides[:-2], strides[-1], strides[-2])
@@ -287,7 +287,7 @@ def _float8(
                   f"{info.shape}, {rule}, got {scales.shape}")  # fmt: skip
     words = f"{info.dtype} in blocks of {block[0]} x {block[1]}"
     return QuantisedTensor(
-        name, info.shape, name, scales.name, info.dtype, info.shape, c_order(info.shape), block, info.file,
+        name, info.shape, name, scales.name, info.dtype, info.shape, c_strides(info.shape), block, info.file,
         (scales.name,), words,
     )  # fmt: skip
 
@@ -341,8 +341,3 @@ def _settings(config: Mapping[str, Any]) -> object:
     """Return the quantisation of a config.json, {} for plain weights."""
     places = [config, config[TEXT]] if isinstance(config.get(TEXT), dict) else [config]
     return next((one[key] for one in places for key in KEYS if one.get(key) is not None), {})
-
-
-def c_order(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a tensor in C order."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

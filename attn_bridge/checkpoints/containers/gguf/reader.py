@@ -36,12 +36,7 @@ NOT_READ = "which is not read; convert the model that it was made of"
 
 
 class GgufReader(FileReader):
-    """One file, or the files that a model was split into; `metadata` has the header's values but for long arrays.
-
-    Args:
-        path: the file; of several, any.
-        folder: the folder that no link may lead out of; None where the user names the file.
-    """
+    """One file, or any of those that a model was split into; `metadata` has the header's values but for long arrays."""
 
     format: ClassVar[str] = "gguf"
 
@@ -49,7 +44,7 @@ class GgufReader(FileReader):
         parsed = self._headed(self._file)
         if splits.is_part(parsed.values):
             parsed = self._open_all(parsed, splits.paths_of(self.path, parsed.values))
-        self.metadata: dict[str, Any] = parsed.values
+        self.metadata = dict(parsed.values)
         self._values = parsed.values
         self.notes = ("left out: the tokenizer, which GGUF holds in a form of its own",)
 

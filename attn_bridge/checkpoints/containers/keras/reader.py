@@ -30,10 +30,6 @@ class KerasReader(FileReader):
 
     Names are the paths in HDF5, joined by dots: ``layers.dense_1.vars.0``. No code of an archive is run: of its
     ``config.json``, only numbers of models that are known are used, and nothing is unpickled or imported.
-
-    Args:
-        path: the file.
-        folder: the folder that no link may lead out of; None where the user names the file.
     """
 
     format: ClassVar[str] = "keras"

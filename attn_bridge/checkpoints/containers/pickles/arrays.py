@@ -24,12 +24,7 @@ MAPPINGS = (
 
 
 class PickledReader(OrderedReader[InPickle]):
-    """One file; names are the keys joined by dots, lists and tuples are numbered. `metadata` has plain values.
-
-    Args:
-        path: the file.
-        folder: the folder that no link may lead out of; None where the user names the file.
-    """
+    """One file; names are the keys joined by dots, lists and tuples are numbered. `metadata` has plain values."""
 
     format: ClassVar[str] = "pickle"
 

@@ -91,32 +91,36 @@ class RemotePath:
     Args:
         url: the URL; for a derived path, the store's own name for it.
         root: the path that this path is derived from.
+
+    Attributes:
+        protocol: the protocol of its URL.
     """
 
-    __slots__ = ("_key", "_known", "_query")
+    __slots__ = ("_key", "_query", "_root", "_store", "protocol")
 
     def __init__(self, url: str, root: RemotePath | None = None):
+        self._query, self._key = "", url
         if root is None:
-            protocol, rest = split(url)
-            self._query = ""
-            if protocol in WEB:
+            self.protocol, rest = split(url)
+            if self.protocol in WEB:
                 rest, mark, query = rest.partition("?")
                 self._query = mark + query
-            self._known: _Known = _Known(protocol)
             self._key = rest.rstrip("/")
         else:
-            self._known, self._key, self._query = root._known, url, ""
+            self.protocol = root.protocol
+        self._root: RemotePath = self if root is None else root._root
+        self._store: Store | None = None
 
     def fresh(self) -> RemotePath:
         """Return the same path with an empty cache of the store's metadata."""
         fresh_path = RemotePath(self._key, self)
-        fresh_path._query, fresh_path._known = self._query, _Known(self._known.protocol)
+        fresh_path._query, fresh_path._root = self._query, fresh_path
         return fresh_path
 
     # ---- names
 
     def __str__(self) -> str:
-        return shown(f"{self._known.protocol}://{self._key}")
+        return shown(f"{self.protocol}://{self._key}")
 
     def __repr__(self) -> str:
         return f"RemotePath({str(self)!r})"
@@ -134,12 +138,7 @@ class RemotePath:
 
     @property
     def _identity(self) -> tuple[str, str, str]:
-        return self._known.protocol, self._key, self._query
-
-    @property
-    def protocol(self) -> str:
-        """The protocol of its URL."""
-        return self._known.protocol
+        return self.protocol, self._key, self._query
 
     @property
     def is_web(self) -> bool:
@@ -159,7 +158,7 @@ class RemotePath:
     @property
     def url(self) -> str:
         """Its whole URL, with all that is secret in it."""
-        return f"{self._known.protocol}://{self._key}{self._query}"
+        return f"{self.protocol}://{self._key}{self._query}"
 
     @property
     def name(self) -> str:
@@ -223,8 +222,12 @@ class RemotePath:
 
     @property
     def store(self) -> Store:
-        """The store, connected to."""
-        return self._known.store(self)
+        """The store, connected to; that of the path which this one is derived from."""
+        if self._root._store is None:
+            from .connecting import connect
+
+            self._root._store = connect(self)
+        return self._root._store
 
     def entry(self) -> StoreEntry | None:
         """Return the store's metadata of this path; None if it does not exist."""
@@ -278,21 +281,6 @@ class RemotePath:
     def read_text(self, encoding: str = "utf-8") -> str:
         """Return a whole file as text."""
         return self.read_bytes().decode(encoding)
-
-
-class _Known:
-    """The store of a URL and of all paths that are derived from it."""
-
-    def __init__(self, protocol: str):
-        self.protocol = protocol
-        self._store: Store | None = None
-
-    def store(self, path: RemotePath) -> Store:
-        if self._store is None:
-            from .connecting import connect
-
-            self._store = connect(path)
-        return self._store
 
 
 def as_path(path: RemotePath) -> Path:

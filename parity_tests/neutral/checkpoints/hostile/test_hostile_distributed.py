@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
+from attn_bridge.checkpoints.containers.base import Extent
 from attn_bridge.checkpoints.containers.dcp import chunks as dcp_chunks
 from attn_bridge.checkpoints.containers.dcp import metadata as dcp_metadata
 from attn_bridge.checkpoints.containers.dcp import reader as dcp_reader
@@ -350,7 +351,7 @@ def test_chunks_fill_a_tensor_however_they_are_cut(axes, folder, monkeypatch):
 def check(shape, boxes):
     """Check boxes as the chunks of a tensor."""
     info = dcp_metadata.TensorInfo("t", "int8", shape)
-    item = dcp_metadata.Item("x", 0, 0)
+    item = Extent("x", 0, 0)
     sides = (np.array([box[side] for box in boxes], np.int64).reshape(len(boxes), len(shape)) for side in (0, 1))
     dcp_chunks.check_filled("x", dcp_chunks.Chunks(info, *sides, (item,) * len(boxes)))
 
