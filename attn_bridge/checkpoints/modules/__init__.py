@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from ... import backends, specs
+from ...models import rules_file
 from ...specs.model import ModelConfig
 from ...weights import WeightsMismatchError
 from .. import configs, containers, manifest, planning, verification
@@ -26,8 +27,8 @@ from ..elements import Elements, Parts
 from ..options import ConvertOptions
 from ..readers import ArraysReader, NumberedReader, SharedReader
 from ..requests import Prepared
+from ..selection import Selection, check_patterns, select
 from ..workers import conducting
-from .plans import plan_for, selected, torch_names
 from .python_words import advice, advising, python_errors
 
 Side = Literal["torch", "flax"]
@@ -68,14 +69,14 @@ def load(
     backend = backends.load(side)
     wanted, config = backend.describe_weights(module), getattr(module, "config", None)
     with python_errors(), backend.together(module), containers.open_reader(path) as opened:
-        reader, selection = selected(opened, strip, drop, keep_wrappers=rules is not None)
+        reader, selection = _selected(opened, strip, drop, keep_wrappers=rules is not None)
         if rules is None and from_layout is None and reader.tensors.keys() == wanted.keys():
             before, plan = None, planning.make(reader, target_layout="same")
         else:
             before = manifest.of(reader, path) if strip is None else None
             options = ConvertOptions(from_layout=from_layout, settings=settings, rules=rules)
-            with advising(reader.tensors, [wanted, torch_names(config)]):
-                plan = plan_for(side, reader, config, before, options, selection)
+            with advising(reader.tensors, [wanted, _torch_names(config)]):
+                plan = _plan_for(side, reader, config, before, options, selection)
         if side == "torch" and isinstance(config, ModelConfig):
             plan = planning.evened(plan)
         targets = {one.info.name: one for one in plan.targets if not one.kept}
@@ -101,6 +102,50 @@ def load(
         arrays = _read(elements, {name: one for name, one in targets.items() if name not in shared})
         write = backend.prepare_weights(module, {**arrays, **lazy}, adopt=adopt)
     write()
+
+
+def _plan_for(
+    side: Side,
+    reader: Reader,
+    config: object,
+    before: manifest.Manifest | None,
+    options: ConvertOptions,
+    selection: Selection | None,
+) -> planning.Plan:
+    """Plan the conversion of a checkpoint to the weights of a module with that config."""
+    is_tied = isinstance(config, ModelConfig) and bool(getattr(config, "tie", False))
+    if options.rules is None:
+        return planning.make(
+            reader,
+            source_layout=options.from_layout,
+            target_layout=side,
+            settings=options.settings,
+            config=configs.of_reader(reader),
+            manifest=before,
+            for_module=True,
+            selection=selection,
+            tied=is_tied,
+        )
+    direction = rules_file.direction(options.from_layout, None)
+    own = "" if before is None else before.layout
+    table = rules_file.read(Path(options.rules), reader.tensors, own, direction)
+    return planning.make(
+        reader, settings=options.settings, table=table, manifest=before, for_module=True, selection=selection
+    )
+
+
+def _torch_names(config: object) -> list[str]:
+    """Return the torch names of a module of ours; [] of any other."""
+    return [row.rule.torch for row in config.parameters] if isinstance(config, specs.Config) else []
+
+
+def _selected(
+    reader: Reader, strip: str | None, drop: str | Sequence[str] | None, *, keep_wrappers: bool
+) -> tuple[Reader, Selection | None]:
+    """Return a checkpoint as `convert` reads it with `strip` and `drop`; without them, as it is."""
+    if strip is None and drop is None:
+        return reader, None
+    return select(reader, strip, check_patterns(drop), keep_wrappers=keep_wrappers)
 
 
 ARENA, ALIGNED = 1 << 28, 64
@@ -287,58 +332,42 @@ def save(
     config: Mapping[str, object] | None = None,
 ) -> None:
     """Write a module's weights to a checkpoint; see ``torch_attn.checkpoints.save``."""
-    backend, options = backends.load(side), (path, to_layout, format, settings, overwrite, config)
-    if not backend.shared_names(module):
-        with python_errors():
-            _save(side, module, ArraysReader(backend.get_weights(module)), *options)
-        return
-    with python_errors(), backend.together(module), backend.reading(module) as read:
-        if read is not None:
-            bound = verification.least_memory()
-            _save(side, module, SharedReader(backend.describe_weights(module), read), *options, bound)
-
-
-def _save(
-    side: Side,
-    module: object,
-    reader: Reader,
-    path: Path,
-    to_layout: str,
-    format: str | None,
-    settings: Mapping[str, object] | None,
-    overwrite: bool,
-    config: Mapping[str, object] | None,
-    max_memory: int | None = None,
-) -> None:
-    kind = containers.format_of(path, format)
-    is_folder = configs.is_folder(path, kind)
-    own = getattr(module, "config", None)
-    if config is None and to_layout != "same" and dataclasses.is_dataclass(own):
-        # A file has no place for it; then it is asked for settings alone, and may hold what JSON can't say.
-        with contextlib.nullcontext() if is_folder else contextlib.suppress(TypeError):
-            config = configs.own_config(type(module).__name__, own)
-    plan = planning.make(
-        reader,
-        source_layout=None if to_layout == "same" else side,
-        target_layout=to_layout,
-        target_format=kind,
-        is_folder=is_folder,
-        settings=settings,
-        config=config,
-    )
-    before = None
-    masks = _masks(backends.load(side).find_configs(module)) if to_layout in WITH_MASKS else {}
-    if masks:
-        kept = ArraysReader(masks)
-        plan = planning.with_kept(plan, kept)
-        before = manifest.Manifest(side, "", {}, {}, {}, kept)
-    config = config if plan.config is None else plan.config
-    if not is_folder and not _is_json(config):  # it was asked for settings alone
-        config = {}
-    options = ConvertOptions(overwrite=bool(overwrite))
-    prepared = Prepared(plan, reader, before, path, kind, is_folder, config=config, options=options)
-    job, budget = conducting.sole_job(prepared, max_memory)
-    conducting.run(prepared, job, None, True, lambda done, total, name: None, budget)
+    backend = backends.load(side)
+    with python_errors(), contextlib.ExitStack() as stack:
+        reader: Reader
+        if backend.shared_names(module):
+            stack.enter_context(backend.together(module))
+            read = stack.enter_context(backend.reading(module))
+            if read is None:  # another process writes
+                return
+            reader, max_memory = SharedReader(backend.describe_weights(module), read), verification.least_memory()
+        else:
+            reader, max_memory = ArraysReader(backend.get_weights(module)), None
+        kind = containers.format_of(path, format)
+        is_folder = configs.is_folder(path, kind)
+        own = getattr(module, "config", None)
+        if config is None and to_layout != "same" and dataclasses.is_dataclass(own):
+            # A file has no place for it; then it is asked for settings alone, and may hold what JSON can't say.
+            with contextlib.nullcontext() if is_folder else contextlib.suppress(TypeError):
+                config = configs.own_config(type(module).__name__, own)
+        plan = planning.make(
+            reader,
+            source_layout=None if to_layout == "same" else side,
+            target_layout=to_layout,
+            target_format=kind,
+            is_folder=is_folder,
+            settings=settings,
+            config=config,
+        )
+        plan, kept = _with_masks(side, module, plan, to_layout)
+        before = None if kept is None else manifest.Manifest(side, "", {}, {}, {}, kept)
+        config = config if plan.config is None else plan.config
+        if not is_folder and not _is_json(config):  # it was asked for settings alone
+            config = {}
+        options = ConvertOptions(overwrite=bool(overwrite))
+        prepared = Prepared(plan, reader, before, path, kind, is_folder, config=config, options=options)
+        job, budget = conducting.sole_job(prepared, max_memory)
+        conducting.run(prepared, job, None, True, lambda done, total, name: None, budget)
 
 
 def _is_json(config: object) -> bool:
@@ -361,11 +390,16 @@ def plan_for_digests(
     elif layout != "same" and own is not None and hasattr(own, "to_dict"):  # of `transformers`
         config = own.to_dict()
     plan = planning.make(reader, target_layout=layout, dtype=dtype, settings=settings, config=config)
+    return _with_masks(side, module, plan, layout)
+
+
+def _with_masks(
+    side: Side, module: object, plan: planning.Plan, layout: str
+) -> tuple[planning.Plan, ArraysReader | None]:
+    """Return a plan that also writes the masks of a layout's classes, and the reader of those."""
     masks = _masks(backends.load(side).find_configs(module)) if layout in WITH_MASKS else {}
-    if not masks:
-        return plan, None
-    kept = ArraysReader(masks)
-    return planning.with_kept(plan, kept), kept
+    kept = ArraysReader(masks) if masks else None
+    return plan if kept is None else planning.with_kept(plan, kept), kept
 
 
 def _masks(module_configs: Mapping[str, object]) -> dict[str, Array]:

@@ -1,6 +1,7 @@
 """Refuses a source whose tensors are not those of the model that its config.json describes: its target would not load.
 
-In: the config, and our names of the source's tensors. The parameters of the config's model are those of its spec.
+In: the config, and our names of the source's tensors. The parameters of the config's model are those of its spec. A
+model of one family is not written as one of another either, and the refusal names the first difference.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Collection, Mapping
 from ...models import families
 from ...models.layout import HEAD, Layout
 from ...models.layouts import LayoutError
+from ...models.ours import OWN
 from ...printable import printable
 from ...weights import WeightsMismatchError
 from ...weights.placements import Placement, Shape
@@ -88,3 +90,24 @@ def _refuse(names: Collection[str], config: Mapping[str, object], sides: tuple[s
     is_bias = all(name.endswith(".bias") for name in names)
     remedy = f"set {' or '.join(keys)} to {str(to).lower()}" if keys and is_bias else "convert it with its own config"
     raise CheckpointError(f"{sides[0]} has {first}{others}, which {sides[1]} lacks; {remedy} if the source is right")
+
+
+def refuse_family(
+    config: Mapping[str, object], layout: Layout, shapes: Mapping[str, Shape], error: WeightsMismatchError
+) -> None:
+    """Refuse names that a layout lacks if the config.json is of a family other than the layout's.
+
+    Raises:
+        CheckpointError: the families differ; the line names the first difference.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind.startswith(OWN) or not layout.model_types or kind in layout.model_types:
+        return
+    try:
+        configs.of_target(config, layout, shapes)
+    except CheckpointError as why:
+        if str(why).startswith(f"a {kind} "):
+            raise
+    lacking = [f"{layout.name} has no tensor for its {printable(name)}" for name in error.unexpected]
+    lacking += [f"it has no {printable(name)}" for name in error.missing]
+    raise CheckpointError(f"a {printable(kind, 40)} can't become {layout.name}: {lacking[0]}")

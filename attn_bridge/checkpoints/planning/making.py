@@ -19,7 +19,7 @@ from ..copying import Move, dense, move_of
 from ..manifest import Manifest
 from ..readers import Filtered
 from ..selection import Selection
-from . import described, heads, other_families, plans, reading
+from . import described, heads, plans, reading
 from .plans import Plan, TargetTensor, cast, check_dtype, check_heads, check_nothing_lost, check_settings, notes_on_cast
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
@@ -156,7 +156,7 @@ def make(
     try:
         encoded = theirs.encode({name: placed.shape for name, placed in decoded.placements.items()}, wanted)
     except WeightsMismatchError as error:
-        other_families.refuse_family(config or {}, theirs, shapes, error)
+        described.refuse_family(config or {}, theirs, shapes, error)
         raise
     order = {name: position for position, name in enumerate(reader.tensors)}
     targets = []

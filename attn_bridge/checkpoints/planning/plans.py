@@ -28,6 +28,7 @@ from ...weights.changes import is_float as is_float_dtype
 from ...weights.placements import Placement, refined
 from ...weights.rows import Check
 from ..containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
+from ..containers.files import c_strides
 from ..copying import Axis, Move, dense, move_of, pieces
 from ..manifest import Manifest, new_digest
 from ..selection import Selection
@@ -358,7 +359,7 @@ def part_of(target: TargetTensor, region: Region) -> TargetTensor | None:
 def parts_of(target: TargetTensor, regions: Iterable[Region]) -> Iterator[TargetTensor | None]:
     """Yield `part_of` for each region; what lies between the same bounds of an axis is cut once for all regions."""
     shape = target.info.shape
-    strides = _strides(shape)
+    strides = c_strides(shape)
     axes = [
         # Numbers kept aside lie as the whole does.
         None if move.original is not None or not math.prod(shape) else _by_axis(move, shape, strides)
@@ -383,10 +384,6 @@ def parts_of(target: TargetTensor, regions: Iterable[Region]) -> Iterator[Target
             moves += [_joined(move, some, region, sizes) for some in itertools.product(*along)]
         else:
             yield dataclasses.replace(target, info=info, moves=tuple(moves))
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def _by_axis(move: Move, shape: Sequence[int], strides: Sequence[int]) -> list[list[Axis]] | None:
@@ -428,7 +425,7 @@ def _cut(move: Move, box: Sequence[Axis], bounds: tuple[int, int], size: int, st
 def _joined(move: Move, along: Sequence[Move], region: Region, sizes: Sequence[int]) -> Move:
     """Return the part of a move that is a piece of it along each axis of a region."""
     source, target, axes = move.source_offset, 0, []
-    for piece, (start, _), stride in zip(along, region, _strides(sizes), strict=True):
+    for piece, (start, _), stride in zip(along, region, c_strides(sizes), strict=True):
         source += piece.source_offset
         target += (piece.target_offset - start) * stride
         axes += [(size, source_stride, step * stride) for size, source_stride, step in piece.axes]
