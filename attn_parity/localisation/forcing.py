@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import numpy as np
+
 from ..hints import Evidence
 from ..pair import SIDES
 from ..pairing import Pairing
@@ -254,24 +256,39 @@ def evidence_between(evidence: Evidence, whole: dict[Side, Call], steps: Sequenc
     before, after = evidence.between
     paths = [step.path for step in steps]
     last = len(paths) - paths[::-1].index(before) if before in paths else 0
-    calls_before = [step.calls for step in steps[max(0, last - MAX_BEFORE) : last]]
-    calls_after = next((step.calls for step in steps if step.path == after), None)
+    steps_before = steps[max(0, last - MAX_BEFORE) : last]
+    calls_after = [step.calls for step in steps if step.path == after]
+
+    def all_calls(step: PairedCall) -> list[dict[Side, Call]]:
+        """Return the calls that go with those of the step behind: in a loop, all of them."""
+        same = [one.calls for one in steps if one.path == step.path]
+        return same if len(same) == len(calls_after) else [step.calls]
+
     ours, its = (
-        [leaf for calls in calls_before for leaf in calls[side].outputs]
-        if calls_before
+        [leaf for step in steps_before for leaf in _joined([calls[side].outputs for calls in all_calls(step)])]
+        if steps_before
         else whole[side].arguments.leaves
         for side in SIDES
     )
     results = {
-        side: calls_after[side].arguments.leaves if calls_after is not None else whole[side].outputs for side in SIDES
+        side: _joined([calls[side].arguments.leaves for calls in calls_after]) if calls_after else whole[side].outputs
+        for side in SIDES
     }
-    outputs = match_leaves(results["first"], results["second"]) if calls_after is not None else match_outputs(whole)
+    outputs = match_leaves(results["first"], results["second"]) if calls_after else match_outputs(whole)
     return dataclasses.replace(
         evidence,
         inputs=[wide(one.value("first", ours)) for one in match_leaves(ours, its)],
         first_outputs=_values(outputs, "first", results["first"]),
         second_outputs=_values(outputs, "second", results["second"]),
     )
+
+
+def _joined(calls: Sequence[Sequence[Array]]) -> Sequence[Array]:
+    """Join the arrays of repeated calls by their first axis: what holds in one step of a loop need not hold in all."""
+    alike = len({tuple((leaf.shape, leaf.dtype) for leaf in leaves) for leaves in calls}) == 1
+    if len(calls) == 1 or not alike or not all(leaf.ndim for leaf in calls[0]):
+        return calls[0]
+    return [np.concatenate(same) for same in zip(*calls, strict=True)]
 
 
 def _values(groups: Sequence[LeafGroup], side: Side, leaves: Sequence[Array]) -> list[Array]:

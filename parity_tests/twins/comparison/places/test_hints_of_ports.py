@@ -290,3 +290,22 @@ def test_code_that_refuses_another_token_is_still_judged():
     x = np.concatenate([draw(2, 6, 8), np.broadcast_to(last, (2, 1, 8))], 1)
     report = compare(Strict(), SplitAttention(later=1), x, fixed=(0,), seeds=1)
     assert report.verdict == "different"
+
+
+class Loop(nn.Module):
+    """Adds another row of a table in each step of a loop, which a fault takes from the next step."""
+
+    def __init__(self, late=0):
+        super().__init__()
+        self.table, self.late = nn.Parameter(torch.randn(6, 8)), late
+        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.stack([self.after(self.before(x[:, i]) + self.table[i + self.late]) for i in range(5)], 1)
+
+
+def test_no_hint_on_code_in_a_loop_holds_for_the_first_step_alone():
+    """In one step the difference is the same in every row, which is no bias where the next has another."""
+    x = np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32)
+    found = compare(Loop(), Loop(1), x, seeds=1).first_divergence
+    assert (found.between, found.hint) == (("before", "after"), "")
