@@ -152,6 +152,14 @@ def got_apart(calls: Mapping[Side, Call], groups: Sequence[LeafGroup]) -> bool:
     return not all(any(_is_within(leaf, other) for other in more) for leaf in fewer)
 
 
+def is_given_twice(calls: Mapping[Side, Call], groups: Sequence[LeafGroup]) -> bool:
+    """Return whether one side gets an array twice where the other, of as many arrays, gets another one."""
+    floats = {side: [i for i, leaf in enumerate(calls[side].arguments.leaves) if is_float(leaf)] for side in calls}
+    lost = {side: len(floats[side]) - sum(len(group.places(side)) for group in groups) for side in calls}
+    gained = sum(len(group.second) - len(group.first) for group in groups)
+    return len(floats["first"]) == len(floats["second"]) and gained != 0 and sorted(lost.values()) == [0, abs(gained)]
+
+
 def _is_within(part: Array, whole: Array) -> bool:
     """Return whether all numbers of an array are among another's, as a block where both have as many axes.
 

@@ -24,7 +24,7 @@ from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, PairedCall, next_of
 from .changed_operations import ChangedOperations
 from .forcing import CallTrial, compare_freely, evidence_between, evidence_of, force
-from .leaves import got_apart, match_leaves, shaped_apart
+from .leaves import got_apart, is_given_twice, match_leaves, shaped_apart
 from .narrowing import SMALL_PART, Narrowed, Narrowing
 from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
 from .tree import Node, build, nearest, walk
@@ -143,6 +143,7 @@ class _Search:
             return self._found_in_whole_numbers()
         node = parent = self.root
         reshaped: Node | None = None
+        given: list[Candidate] = []
         while (child := self._worst_child(node, direction)) is not None:
             reshaped = self._reshaped_before(node, child) if direction == "forward" else None
             if reshaped is not None:
@@ -154,7 +155,9 @@ class _Search:
             node = reshaped
         elif self.aim == "meaning":
             code = self.narrowing.narrowed(node, direction)
-            code = dataclasses.replace(code, candidates=(*self._feeding(node, code.candidates), *code.candidates))
+            given = self._given(parent, node) if direction == "forward" else []
+            feeding = given or self._feeding(node, code.candidates)
+            code = dataclasses.replace(code, candidates=(*feeding, *code.candidates))
         else:
             code = self.narrowing.losing(node, self.enough)
         for visited in walk(self.root):
@@ -175,7 +178,7 @@ class _Search:
             likeliest.between,
             candidates=candidates,
         )
-        evidence = self._evidence(node, direction, code.chain, code.steps)
+        evidence = None if given else self._evidence(node, direction, code.chain, code.steps)
         return Localisation(self.root.frozen(self._is_different), divergence, evidence)
 
     def _lossy(self) -> Direction | None:
@@ -366,6 +369,19 @@ class _Search:
             if shaped_apart(*outputs) and not _get_other_shapes(leaf) and _get_other_shapes(following):
                 return leaf
         return None
+
+    def _given(self, parent: Node, node: Node) -> list[Candidate]:
+        """Return the code that calls a submodule, if it gives it one array twice where the other side gives another."""
+        if node is parent or not node.calls:
+            return []
+        calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
+        if not is_given_twice(calls, match_leaves(*(calls[side].arguments.leaves for side in SIDES))):
+            return []
+        earlier = [one for one in nearest(parent) if one.calls and one.order < node.order]
+        before = max(earlier, key=lambda one: one.order, default=parent)
+        between = before.path or "", node.path or ""
+        inside = Candidate(node.paths["first"], node.paths["second"])
+        return [Candidate(parent.paths["first"], parent.paths["second"], between), inside]
 
     def _feeding(self, node: Node, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the code in front of the first other shapes, if a place is in a submodule that gets other numbers."""

@@ -309,3 +309,33 @@ def test_no_hint_on_code_in_a_loop_holds_for_the_first_step_alone():
     x = np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32)
     found = compare(Loop(), Loop(1), x, seeds=1).first_divergence
     assert (found.between, found.hint) == (("before", "after"), "")
+
+
+class Cross(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.memory = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, memory):
+        memory = self.memory(memory)
+        return torch.softmax(self.query(x) @ memory.mT, -1) @ memory
+
+
+class Decoder(nn.Module):
+    """Attends to a memory, which a fault takes from its own tokens."""
+
+    def __init__(self, own=False):
+        super().__init__()
+        self.norm, self.cross, self.own = nn.LayerNorm(8), Cross(), own
+
+    def forward(self, x, memory):
+        normed = self.norm(x)
+        return x + self.cross(normed, normed if self.own else memory)
+
+
+def test_an_array_given_twice_is_a_fault_of_the_call():
+    """Inside, both sides compute the same; what would be a mask of attention, or none, is another argument."""
+    x, memory = draw(2, 5, 8), draw(2, 7, 8)
+    found = compare(Decoder(), Decoder(own=True), (x, memory), seeds=1).first_divergence
+    assert (found.path, found.between, found.hint) == ("", ("norm", "cross"), "")
+    assert [one.path for one in found.candidates][1] == "cross"
