@@ -58,25 +58,26 @@ class GroupedQueryAttention(Layer):
         self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        context_width, value_width = (count * config.value_width for count in (config.num_heads, config.num_kv_heads))
         self.W_query = linear(config.d_in, width, config.qkv_bias, **options)
         if not config.shared:
             self.W_key = linear(config.d_in, key_width, config.key_bias, **options)
         if not (config.shared or config.key_is_value):
-            self.W_value = linear(config.d_in, key_width, config.qkv_bias, **options)
+            self.W_value = linear(config.d_in, value_width, config.qkv_bias, **options)
         if config.gate and config.gate_scope == "channel":
-            self.W_gate = linear(config.d_in, width, config.qkv_bias, **options)
+            self.W_gate = linear(config.d_in, context_width, config.qkv_bias, **options)
         elif config.gate:
             self.W_head_gate = linear(config.d_in, config.num_heads, config.qkv_bias, **options)
-        self.out_proj = linear(width, config.d_out, config.out_bias, **options)
+        self.out_proj = linear(context_width, config.d_out, config.out_bias, **options)
         if config.qk_norm is not None:
             norm = LayerNorm if config.has_layer_norms else RMSNorm
             self.q_norm = norm(**config.norm_arguments("q_norm"), **options)
             if not config.shared:
                 self.k_norm = norm(**config.norm_arguments("k_norm"), **options)
         if config.value_norm is not None:
-            self.v_norm = RMSNorm(config.head_dim, config.value_norm, affine=False, **options)
+            self.v_norm = RMSNorm(config.value_width, config.value_norm, affine=False, **options)
         if config.context_norm is not None:
-            self.context_norm = RMSNorm(width, config.context_norm, **options)
+            self.context_norm = RMSNorm(context_width, config.context_norm, **options)
         if config.sinks:
             self.sinks = nn.Parameter(torch.zeros(config.num_heads, device=device, dtype=dtype))
         if config.own_table is not None:
@@ -185,7 +186,9 @@ class GroupedQueryAttention(Layer):
             return query, None, None
         key = self._clipped(self.W_key(batch))
         value = key if config.key_is_value else self._clipped(self.W_value(batch))
-        value = rearrange(value, "b t (h c) -> b t h c", c=config.head_dim)
+        value = rearrange(value, "b t (h c) -> b t h c", c=config.value_width)
+        if config.value_scale != 1.0:
+            value = value * config.value_scale
         if config.value_norm is not None:
             value = self.v_norm(value)
         return query, self._turned(key, "k_norm", tables), value
@@ -223,7 +226,7 @@ class GroupedQueryAttention(Layer):
             gate = torch.logaddexp(wide, torch.zeros_like(wide)).to(logits.dtype)
         else:
             gate = torch.sigmoid(logits)
-        return repeat(gate, "b t h -> b t (h c)", c=config.head_dim) if by_head else gate
+        return repeat(gate, "b t h -> b t (h c)", c=config.value_width) if by_head else gate
 
     def _table(self, lent: Float[Tensor, "buckets h"] | None) -> Float[Tensor, "buckets h"] | None:
         """Return the table of relative biases, its own or that of an earlier layer; None without one."""
@@ -266,4 +269,6 @@ class GroupedQueryAttention(Layer):
             "rolling": config.window(rolling),
             **functional.cache_options(self.W_query if config.shared else self.W_key),
         }
-        return KeyValueCache.empty(batch_size, capacity, config.num_kv_heads, config.head_dim, **options)
+        return KeyValueCache.empty(
+            batch_size, capacity, config.num_kv_heads, config.head_dim, config.value_dim, **options
+        )

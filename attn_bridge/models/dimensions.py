@@ -140,7 +140,9 @@ class _Symbols:
         block = _BLOCK.match(stem)
         if block is None or not self.is_whole or block["root"] in self.varied:
             return stem
-        return f"{block['root']}trf_blocks.*.{block['part']}."
+        # Layers with sinks may have other sizes than those without (MiMo-V2-Flash).
+        kind = "with sinks." if "sinks" in self.attentions.get(stem, {}) else ""
+        return f"{block['root']}trf_blocks.*.{block['part']}.{kind}"
 
     # ---- attention
 
@@ -286,6 +288,9 @@ def _equal_in(kind: str, usual: Mapping[str, int]) -> dict[str, str]:
         return {"queries": "keys", "mixed": "values", "context": "input"}
     is_linear = usual.get("keys") != usual.get("values") and usual.get("queries") == usual.get("keys")
     equal = {"keys": "queries", "mixed": "values"} if is_linear else {"values": "keys", "mixed": "queries"}
+    queries, keys, values, mixed = (usual.get(name, 0) for name in ("queries", "keys", "values", "mixed"))
+    if values != keys and queries != keys and mixed * keys == values * queries:
+        equal = {}  # as many heads of values as of keys, but of another width
     is_full = usual.get("query norm") == usual.get("queries")
     norms = {"query norm": "queries", "key norm": equal.get("keys", "keys")} if is_full else {}
     return {**equal, "query norm": "head", "key norm": "head", **norms}

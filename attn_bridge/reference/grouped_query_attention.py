@@ -52,7 +52,7 @@ def reference(
     if config.gate:
         logits = linear(x, parameters, config.gate_name, bias=config.qkv_bias)
         gate = np.log(1.0 + np.exp(logits)) if config.gate_activation == "softplus" else 1.0 / (1.0 + np.exp(-logits))
-        context = context * (gate if config.gate_scope == "channel" else np.repeat(gate, config.head_dim, -1))
+        context = context * (gate if config.gate_scope == "channel" else np.repeat(gate, config.value_width, -1))
     if config.context_norm is not None:
         context = rms_norm(context, parameters["context_norm.scale"], eps=config.context_norm)
     return linear(context, parameters, "out_proj", bias=config.out_bias), weights
@@ -64,9 +64,9 @@ def keys_and_values(
     """Return keys and values by head, ``([b,] h, t, c)`` each, which later layers may read as well."""
     key = _projected(config, parameters, x, "W_key", bool(config.key_bias))
     value = key if config.key_is_value else _projected(config, parameters, x, "W_value", config.qkv_bias)
-    value = split_heads(value, config.num_kv_heads)
+    value = split_heads(value, config.num_kv_heads) * config.value_scale
     if config.value_norm is not None:
-        value = rms_norm(value, np.ones(config.head_dim), eps=config.value_norm)
+        value = rms_norm(value, np.ones(config.value_width), eps=config.value_norm)
     return _turned(config, parameters, key, config.num_kv_heads, "k_norm", positions), value
 
 

@@ -377,7 +377,7 @@ class DecoderConfig(ModelConfig):
             is_alone = self.blocks[block.keys_of].recurrent is None
             if not isinstance(lender, GroupedQueryAttentionConfig) or lender.shared or not is_alone:
                 raise ValueError(f"{name} must be a block of grouped-query attention alone, with keys of its own")
-            for field in ("num_kv_heads", "head_dim", "mask", "position"):
+            for field in ("num_kv_heads", "head_dim", "value_dim", "mask", "position"):
                 theirs, ours = getattr(lender, field), getattr(own, field)
                 if theirs != ours:
                     raise ValueError(f"{name} must be a block of the same {field}: {theirs} is not {ours}")

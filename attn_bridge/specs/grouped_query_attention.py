@@ -120,6 +120,8 @@ class GroupedQueryAttentionConfig(Config):
         gate_activation: the function: ``sigmoid``, or ``softplus`` (Laguna).
         context_norm: constant added to the mean square in a root mean square norm of the context of all heads, in front
             of the output projection and behind the gate (BitNet); None omits the norm.
+        value_dim: width of a head of the values, and of the context; None is `head_dim` (MiMo-V2-Flash).
+        value_scale: factor of the values.
     """
 
     d_in: int
@@ -146,6 +148,8 @@ class GroupedQueryAttentionConfig(Config):
     gate_scope: Literal["channel", "head"] = dataclasses.field(default="channel", metadata={LATER: True})
     gate_activation: Literal["sigmoid", "softplus"] = dataclasses.field(default="sigmoid", metadata={LATER: True})
     context_norm: float | None = dataclasses.field(default=None, metadata={LATER: True})
+    value_dim: int | None = dataclasses.field(default=None, metadata={LATER: True})
+    value_scale: float = dataclasses.field(default=1.0, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "num_heads")
@@ -177,15 +181,34 @@ class GroupedQueryAttentionConfig(Config):
         for name in ("scale", "softcap", "clip", "value_norm", "context_norm"):
             if getattr(self, name) is not None:
                 self._require_positive_number(name)
+        self._check_values()
         for name in ("value_norm", "key_is_value"):
             if self.shared and getattr(self, name):
                 raise ValueError(f"{name} ({getattr(self, name)}) must be left out of attention with shared keys")
         if self.key_is_value and self.key_bias != self.qkv_bias:
             raise ValueError(f"key_bias ({self.key_bias}) must be qkv_bias ({self.qkv_bias}) where keys are values")
 
+    def _check_values(self) -> None:
+        """Check the width and the factor of the values."""
+        self._require_positive_number("value_scale")
+        if self.value_scale != 1.0 and (self.shared or self.value_norm is not None):
+            raise ValueError(f"value_scale ({self.value_scale}) must be 1.0 with shared or value_norm")
+        if self.value_dim is None:
+            return
+        self._require_positive_ints("value_dim")
+        if self.value_dim == self.head_dim:
+            object.__setattr__(self, "value_dim", None)
+        elif self.key_is_value:
+            raise ValueError(f"value_dim ({self.value_dim}) must be head_dim ({self.head_dim}) where keys are values")
+
+    @property
+    def value_width(self) -> int:
+        """Width of a head of the values, and of the context."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
     @property
     def _widths(self) -> tuple[int, int]:
-        """Widths of all query heads, and of all key/value heads."""
+        """Widths of all query heads, and of all key heads."""
         return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
 
     def norm_arguments(self, name: Literal["q_norm", "k_norm"]) -> dict[str, Any]:
@@ -236,15 +259,16 @@ class GroupedQueryAttentionConfig(Config):
     def parameters(self) -> tuple[Parameter, ...]:
         """Projections, gate, output projection, norms, sinks and relative-bias table, as configured."""
         query_width, key_width = self._widths
+        context_width, value_width = (count * self.value_width for count in (self.num_heads, self.num_kv_heads))
         heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", self.num_kv_heads)
-        gates = query_width if self.gate_scope == "channel" else self.num_heads
+        gates = context_width if self.gate_scope == "channel" else self.num_heads
         names: tuple[Literal["q_norm", "k_norm"], ...] = ("q_norm",) if self.shared else ("q_norm", "k_norm")
         names = () if self.qk_norm is None else names
         norm_class = LayerNormConfig if self.has_layer_norms else RMSNormConfig
         norms: dict[str, LayerNormConfig | RMSNormConfig] = {
             name: norm_class(**self.norm_arguments(name)) for name in names
         }
-        norms |= {} if self.context_norm is None else {"context_norm": RMSNormConfig(query_width, self.context_norm)}
+        norms |= {} if self.context_norm is None else {"context_norm": RMSNormConfig(context_width, self.context_norm)}
         of_head = self.qk_norm is not None and self.qk_norm.scope == "head"
         kinds: dict[str, Axis | str] = {
             "q_norm": "head_dim" if of_head else heads,
@@ -259,12 +283,12 @@ class GroupedQueryAttentionConfig(Config):
                 else ()
             ),
             *(
-                linear("W_value", self.d_in, key_width, bias=self.qkv_bias, axes=(kv_heads, "embed"))
+                linear("W_value", self.d_in, value_width, bias=self.qkv_bias, axes=(kv_heads, "embed"))
                 if not (self.shared or self.key_is_value)
                 else ()
             ),
             *(linear(self.gate_name, self.d_in, gates, bias=self.qkv_bias, axes=(heads, "embed")) if self.gate else ()),
-            *linear("out_proj", query_width, self.d_out, bias=self.out_bias, axes=("embed", heads)),
+            *linear("out_proj", context_width, self.d_out, bias=self.out_bias, axes=("embed", heads)),
             *(
                 dataclasses.replace(row, axes=(kinds[name],))
                 for name, norm in norms.items()
@@ -430,6 +454,14 @@ EXAMPLES = (
     Example(
         "bitnet",
         GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), context_norm=1e-3),
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16"),
+    ),
+    Example(
+        "mimo-v2-flash",
+        GroupedQueryAttentionConfig(
+            *_SIZES, position=Rotary(dim=2), mask=sliding_window(3), sinks=True, value_dim=3, value_scale=0.7
+        ),
         mask="padding",
         dtypes=("float64", "float32", "bfloat16"),
     ),

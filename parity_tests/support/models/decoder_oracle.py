@@ -344,6 +344,32 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "mimo": (
+        "mimo_v2_flash",
+        {
+            **WHOLE,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "head_dim": 12,
+            "v_head_dim": 5,
+            "rms_norm_eps": 1e-3,
+            "attention_bias": True,
+            "attention_value_scale": 0.6,
+            "sliding_window": 3,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+            "moe_intermediate_size": 7,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 90.0, "partial_rotary_factor": 0.5},
+            },
+        },
+    ),
     "lfm3": (
         "lfm3",
         {

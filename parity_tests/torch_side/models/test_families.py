@@ -196,6 +196,7 @@ def test_every_family_of_this_kind_has_an_oracle():
         "lfm2_moe",
         "lfm3",
         "modernbert-decoder",
+        "mimo_v2_flash",
         "olmo_hybrid",
         "gemma3n_text",
         "gemma4_text",

@@ -1,0 +1,196 @@
+"""MiMo-V2-Flash: narrow, scaled values; windows with sinks and twice the key/value heads; experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...specs.blocks.feed_forward import FeedForwardConfig
+from ...specs.blocks.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...weights.rows import Row
+from ..derived import experts as kinds_of_layers
+from ..family import AttentionLayer, Family
+from ..parts import OmittedPart
+from ..reading.decoders import NAMES, WrittenKeys, activation_of, read_rms_norm, write_rms_norm, write_sizes
+from ..reading.model_config import ConfigFile
+from ..reading.rotary import read_nested_rotary, rope_type, write_nested
+from ..rows.attention import SPLIT, Table
+from ..rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from .gemma4 import plain
+from .grouped import KINDS, attention_layer, mask_of, window_of
+
+PART = 0.334
+"""Part of a head that turns where a config has none."""
+
+ATTENTION: dict[str, Table] = {
+    library: (*SPLIT, Row(name, ("sinks",), optional=True, sparse=True))
+    for library, name in (("transformers", "attention_sink_bias"), ("transformers-memory", "sinks"))
+}
+"""Rows of attention, whose sinks have another name in files than in memory."""
+
+
+def _prepare(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys with the width of the window, and with the part of a head that turns."""
+    prepared = dict(keys)
+    size = keys.get("sliding_window_size")
+    if type(size) is int:
+        prepared["sliding_window"] = size + 1
+    rotary = keys.get("rope_parameters")
+    if isinstance(rotary, Mapping):
+        prepared["rope_parameters"] = {
+            kind: {"partial_rotary_factor": PART, **values}
+            if isinstance(values, Mapping) and rope_type(values) == "default"
+            else values
+            for kind, values in rotary.items()
+        }
+    return prepared
+
+
+def read_mimo(config: ConfigFile, layer: int) -> AttentionLayer:
+    """Return attention in full, or in a window with sinks."""
+    kind = config.layer_type(layer, KINDS[layer != 0 and (layer + 1) % 6 != 0])
+    mask, head_dim = mask_of(config, layer, kind), config.integer("head_dim")
+    spec = GroupedQueryAttentionConfig(
+        config.integer("hidden_size"),
+        config.integer("num_attention_heads"),
+        config.integer("num_key_value_heads") * (2 if kind == KINDS[True] else 1),
+        head_dim,
+        qkv_bias=config.flag("attention_bias"),
+        dropout=config.number_or_none("attention_dropout") or 0.0,
+        position=read_nested_rotary(config, head_dim, kind, partial=True),
+        mask=mask,
+        sinks=kind == KINDS[True],
+        value_dim=config.integer("v_head_dim"),
+        value_scale=1.0 if config.get("attention_value_scale") is None else config.positive("attention_value_scale"),
+    )
+    return attention_layer(layer, spec, ATTENTION)
+
+
+def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+    width, activation, norm = config.integer("hidden_size"), activation_of(config), read_rms_norm(config)
+    if not kinds_of_layers.is_sparse(config, layer, {"types": config.get("mlp_layer_types"), "first": 1}):
+        layers = FeedForwardConfig(width, config.integer("intermediate_size"), activation)
+        return DecoderBlockConfig(attention, layers, norm)
+    number = config.integer("n_group")
+    scale = 1.0 if config.get("routed_scaling_factor") is None else config.positive("routed_scaling_factor")
+    router = Router(
+        "sigmoid",
+        normalise=config.flag("norm_topk_prob"),
+        scale=scale,
+        correction=True,
+        groups=None if number == 1 else ExpertGroups(number, config.integer("topk_group"), "top2"),
+    )
+    expert = FeedForwardConfig(width, config.integer("moe_intermediate_size"), plain(activation))
+    counts = config.integer("n_routed_experts"), config.integer("num_experts_per_tok")
+    return DecoderBlockConfig(attention, MixtureOfExpertsConfig(expert, *counts, router), norm)
+
+
+def _model(config: ConfigFile) -> WrittenKeys:
+    return {"norm": read_rms_norm(config), "tie": config.flag("tie_word_embeddings")}
+
+
+def write_mimo(config: DecoderConfig, model_type: str) -> WrittenKeys:
+    """Return the keys of MiMo-V2-Flash."""
+    attentions = [one.attention for one in config.blocks if isinstance(one.attention, GroupedQueryAttentionConfig)]
+    if len(attentions) < len(config.blocks):
+        raise ValueError(f"attention that is not grouped-query attention is not one of {model_type}")
+    windows = [window_of(each.mask) for each in attentions]
+    kinds = [KINDS[window is not None] for window in windows]
+    first = attentions[0]
+    positions = {kind: each.position for kind, each in reversed([*zip(kinds, attentions, strict=True)])}
+    window = next((window for window in windows if window is not None), None)
+    layers = [block.feed_forward for block in config.blocks]
+    sparse = [isinstance(one, MixtureOfExpertsConfig) for one in layers]
+    keys: WrittenKeys = {
+        **write_sizes(config),
+        **write_rms_norm(config),
+        **write_nested(positions, first.head_dim),
+        "num_attention_heads": first.num_heads,
+        "num_key_value_heads": first.num_kv_heads // (1 if windows[0] is None else 2),
+        "head_dim": first.head_dim,
+        "v_head_dim": first.value_width,
+        "attention_value_scale": first.value_scale,
+        "attention_bias": first.qkv_bias,
+        "attention_dropout": first.dropout,
+        "layer_types": kinds,
+        "mlp_layer_types": [kinds_of_layers.KINDS[one] for one in sparse],
+        **({} if window is None else {"sliding_window": window}),
+    }
+    for one in layers:
+        if isinstance(one, FeedForwardConfig):
+            keys |= {"intermediate_size": one.hidden_dim, "hidden_act": NAMES[one.activation]}
+        elif isinstance(one, MixtureOfExpertsConfig):
+            groups = one.router.groups
+            keys |= {
+                "moe_intermediate_size": one.expert.hidden_dim,
+                "hidden_act": NAMES[one.expert.activation],
+                "n_routed_experts": one.num_experts,
+                "num_experts_per_tok": one.top_k,
+                "norm_topk_prob": one.router.normalise,
+                "routed_scaling_factor": one.router.scale,
+                "n_group": 1 if groups is None else groups.number,
+                "topk_group": 1 if groups is None else groups.chosen,
+            }
+    return keys
+
+
+FAMILIES = (
+    Family(
+        ("mimo_v2_flash",),
+        read_mimo,
+        {
+            "vocab_size": 152576,
+            "hidden_size": 4096,
+            "intermediate_size": 16384,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 4,
+            "head_dim": 192,
+            "v_head_dim": 128,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "attention_value_scale": 0.707,
+            "sliding_window": 129,
+            "moe_intermediate_size": 2048,
+            "num_experts_per_tok": 8,
+            "n_routed_experts": 256,
+            "routed_scaling_factor": 1.0,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": PART}
+                for kind, base in ((KINDS[False], 5000000.0), (KINDS[True], 10000.0))
+            },
+        },
+        aliases={"n_routed_experts": ("num_local_experts",)},
+        block=_block,
+        model=_model,
+        write=write_mimo,
+        architecture="MiMoV2FlashForCausalLM",
+        prepare=_prepare,
+    ),
+)
+
+LAYOUT = decoder(
+    "hf-mimo-v2-flash",
+    "transformers MiMo-V2-Flash",
+    [
+        *attention(SPLIT),
+        Row(f"{LAYER}self_attn.attention_sink_bias", (f"{OURS}att.sinks",), optional=True, sparse=True),
+        *experts(),
+        Row(f"{LAYER}mlp.gate.e_score_correction_bias", (f"{OURS}ff.router.correction_bias",), branch=EXPERTS),
+        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
+        FINAL_NORM,
+    ],
+    settings=FUSED,
+    defaults={"fused": 0},
+    marks=("mlp.gate.e_score_correction_bias",),
+    parts=(OmittedPart("model.mtp."),),
+    model_types=("mimo_v2_flash",),
+)
