@@ -34,6 +34,8 @@ ATTENTION: dict[str, Table] = {
 def _prepare(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys with the width of the window, and with the part of a head that turns."""
     prepared = dict(keys)
+    if "num_local_experts" in keys:
+        prepared["n_routed_experts"] = keys["num_local_experts"]
     size = keys.get("sliding_window_size")
     if type(size) is int:
         prepared["sliding_window"] = size + 1
@@ -70,7 +72,7 @@ def read_mimo(config: ConfigFile, layer: int) -> AttentionLayer:
 
 def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
     width, activation, norm = config.integer("hidden_size"), activation_of(config), read_rms_norm(config)
-    if not kinds_of_layers.is_sparse(config, layer, {"types": config.get("mlp_layer_types"), "first": 1}):
+    if not _is_sparse(config, layer):
         layers = FeedForwardConfig(width, config.integer("intermediate_size"), activation)
         return DecoderBlockConfig(attention, layers, norm)
     number = config.integer("n_group")
@@ -87,7 +89,14 @@ def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfi
     return DecoderBlockConfig(attention, MixtureOfExpertsConfig(expert, *counts, router), norm)
 
 
+def _is_sparse(config: ConfigFile, layer: int) -> bool:
+    return kinds_of_layers.is_sparse(config, layer, {"types": config.get("mlp_layer_types"), "first": 1})
+
+
 def _model(config: ConfigFile) -> WrittenKeys:
+    if not any(_is_sparse(config, layer) for layer in range(config.integer("num_hidden_layers"))):
+        # Its tensors would be those of another family, whose layout claims them.
+        raise ValueError(f"no layer of {config.model_type} has experts, which needs at least one")
     return {"norm": read_rms_norm(config), "tie": config.flag("tie_word_embeddings")}
 
 
@@ -168,7 +177,6 @@ FAMILIES = (
                 for kind, base in ((KINDS[False], 5000000.0), (KINDS[True], 10000.0))
             },
         },
-        aliases={"n_routed_experts": ("num_local_experts",)},
         block=_block,
         model=_model,
         write=write_mimo,

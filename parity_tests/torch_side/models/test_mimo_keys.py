@@ -62,7 +62,7 @@ CASES = [
 ]
 REFUSED = {
     *("hidden_act", "num_key_value_heads", "sliding_window", "layer_types", "rope_parameters", "rope_scaling"),
-    *("mlp_layer_types",),
+    *("mlp_layer_types", "head_dim"),
 }
 """Keys of which some value is refused."""
 

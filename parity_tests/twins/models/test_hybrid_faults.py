@@ -168,6 +168,14 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "softplus of the gate": in_attention(HEADS, gate_activation="softplus"),
         "norms exchanged": swapped(".norm1", ".norm2"),
     },
+    "mimo": {
+        "factor of values": in_attention(HEADS, value_scale=1.0),
+        "window in no layer": in_attention(HEADS, mask=masks.causal()),
+        "sinks": changed("sinks", ZEROS),
+        "base of positions": in_attention(HEADS, position=specs.Rotary(500.0, 4)),
+        "bias of experts": changed("correction_bias", ZEROS),
+        "gates of feed-forward layers": swapped(".fc1", ".fc2"),
+    },
     "modernbert": {
         "gates exchanged": swapped("ff.fc1", "ff.fc2"),
         "window in no layer": in_attention(HEADS, mask=masks.causal()),
