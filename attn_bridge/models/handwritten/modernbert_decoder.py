@@ -116,4 +116,6 @@ def write_modernbert(config: DecoderConfig, model_type: str) -> WrittenKeys:
         "local_attention": 2 * window,
         "sliding_window": window,
         "layer_types": kinds,
+        # Numbers of tokens must not be null there, and their defaults are of a larger vocabulary.
+        **dict.fromkeys(("bos_token_id", "pad_token_id", "cls_token_id", "sep_token_id"), 0),
     }
