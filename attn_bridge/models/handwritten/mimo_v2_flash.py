@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from ...printable import printable
 from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.blocks.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...weights.rows import Row
-from ..derived import experts as kinds_of_layers
 from ..family import AttentionLayer, Family
 from ..parts import OmittedPart
 from ..reading.decoders import NAMES, WrittenKeys, activation_of, read_rms_norm, write_rms_norm, write_sizes
@@ -20,6 +19,9 @@ from ..rows.attention import SPLIT, Table
 from ..rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
 from .gemma4 import plain
 from .grouped import KINDS, attention_layer, mask_of, window_of
+
+FEEDS = ("dense", "sparse")
+"""Kinds of feed-forward layers: without experts, and with them."""
 
 PART = 0.334
 """Part of a head that turns where a config has none."""
@@ -31,7 +33,7 @@ ATTENTION: dict[str, Table] = {
 """Rows of attention, whose sinks have another name in files than in memory."""
 
 
-def _prepare(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+def _prepare(keys: Mapping[str, object]) -> Mapping[str, object]:
     """Return the keys with the width of the window, and with the part of a head that turns."""
     prepared = dict(keys)
     if "num_local_experts" in keys:
@@ -90,7 +92,18 @@ def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfi
 
 
 def _is_sparse(config: ConfigFile, layer: int) -> bool:
-    return kinds_of_layers.is_sparse(config, layer, {"types": config.get("mlp_layer_types"), "first": 1})
+    """Return whether a layer has experts.
+
+    Raises:
+        ValueError: ``mlp_layer_types`` has no known kind for the layer.
+    """
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return layer > 0
+    if not isinstance(kinds, list | tuple) or len(kinds) <= layer or kinds[layer] not in FEEDS:
+        excerpt = printable(repr(kinds), 60)
+        raise ValueError(f"mlp_layer_types ({excerpt}) must be a list with 'dense' or 'sparse' for layer {layer}")
+    return bool(kinds[layer] == FEEDS[True])
 
 
 def _model(config: ConfigFile) -> WrittenKeys:
@@ -102,7 +115,7 @@ def _model(config: ConfigFile) -> WrittenKeys:
 
 def write_mimo(config: DecoderConfig, model_type: str) -> WrittenKeys:
     """Return the keys of MiMo-V2-Flash."""
-    attentions = [one.attention for one in config.blocks if isinstance(one.attention, GroupedQueryAttentionConfig)]
+    attentions = [each for block in config.blocks if isinstance(each := block.attention, GroupedQueryAttentionConfig)]
     if len(attentions) < len(config.blocks):
         raise ValueError(f"attention that is not grouped-query attention is not one of {model_type}")
     windows = [window_of(each.mask) for each in attentions]
@@ -111,7 +124,7 @@ def write_mimo(config: DecoderConfig, model_type: str) -> WrittenKeys:
     positions = {kind: each.position for kind, each in reversed([*zip(kinds, attentions, strict=True)])}
     window = next((window for window in windows if window is not None), None)
     layers = [block.feed_forward for block in config.blocks]
-    sparse = [isinstance(one, MixtureOfExpertsConfig) for one in layers]
+    sparse = [isinstance(layer, MixtureOfExpertsConfig) for layer in layers]
     keys: WrittenKeys = {
         **write_sizes(config),
         **write_rms_norm(config),
@@ -124,21 +137,21 @@ def write_mimo(config: DecoderConfig, model_type: str) -> WrittenKeys:
         "attention_bias": first.qkv_bias,
         "attention_dropout": first.dropout,
         "layer_types": kinds,
-        "mlp_layer_types": [kinds_of_layers.KINDS[one] for one in sparse],
+        "mlp_layer_types": [FEEDS[is_sparse] for is_sparse in sparse],
         **({} if window is None else {"sliding_window": window}),
     }
-    for one in layers:
-        if isinstance(one, FeedForwardConfig):
-            keys |= {"intermediate_size": one.hidden_dim, "hidden_act": NAMES[one.activation]}
-        elif isinstance(one, MixtureOfExpertsConfig):
-            groups = one.router.groups
+    for layer in layers:
+        if isinstance(layer, FeedForwardConfig):
+            keys |= {"intermediate_size": layer.hidden_dim, "hidden_act": NAMES[layer.activation]}
+        elif isinstance(layer, MixtureOfExpertsConfig):
+            groups = layer.router.groups
             keys |= {
-                "moe_intermediate_size": one.expert.hidden_dim,
-                "hidden_act": NAMES[one.expert.activation],
-                "n_routed_experts": one.num_experts,
-                "num_experts_per_tok": one.top_k,
-                "norm_topk_prob": one.router.normalise,
-                "routed_scaling_factor": one.router.scale,
+                "moe_intermediate_size": layer.expert.hidden_dim,
+                "hidden_act": NAMES[layer.expert.activation],
+                "n_routed_experts": layer.num_experts,
+                "num_experts_per_tok": layer.top_k,
+                "norm_topk_prob": layer.router.normalise,
+                "routed_scaling_factor": layer.router.scale,
                 "n_group": 1 if groups is None else groups.number,
                 "topk_group": 1 if groups is None else groups.chosen,
             }
