@@ -58,7 +58,7 @@ def test_context_cuts_no_parameter():
 
 def test_whole_models_on_a_mesh_get_their_inputs():
     found = {case.name: sorted(case.numbers.inputs) for case in mesh_cases(tuple(MODELS))}
-    kinds = ("", " experts", " hybrid", " shared keys", " streams")
+    kinds = ("", " experts", " hybrid", " shared keys", " streams", " inner norms")
     decoders = {f"DecoderModel{kind}": ["tokens"] for kind in kinds}
     pairs = {f"EncoderDecoderModel{kind}": ["source", "tokens"] for kind in ("", " shared bias")}
     assert found == decoders | pairs | {"GPTModel": ["ids"], "BertEncoder": ["ids"]}

@@ -171,6 +171,28 @@ def _streams() -> DecoderConfig:
     return DecoderConfig(VOCABULARY, WIDTH, (block,), RMSNormConfig(WIDTH), layer_embeddings=embeddings)
 
 
+def _inner_norms() -> DecoderConfig:
+    """Return a decoder with norms of contexts and gated units (BitNet), and ends of other widths (RemBERT)."""
+    norm, ends = RMSNormConfig(WIDTH), (RMSNormConfig(12), RMSNormConfig(24))
+    attention = GroupedQueryAttentionConfig(
+        WIDTH, HEADS, 2, 4, position=Rotary(), context_norm=1e-6, value_dim=6, value_scale=0.5
+    )
+    layers = FeedForwardConfig(WIDTH, 24, hidden_norm=1e-6)
+    blocks = [DecoderBlockConfig(attention, layers, norm, norms=place) for place in ("pre_last", "pre")]
+    return DecoderConfig(
+        VOCABULARY,
+        WIDTH,
+        tuple(blocks),
+        norm,
+        embedding_norm=ends[0],
+        embedding_width=12,
+        head_activation="gelu",
+        head_norm=ends[1],
+        head_width=24,
+        head_linear_bias=False,
+    )
+
+
 def _encoder_decoder() -> EncoderDecoderConfig:
     def stack(mask: Mask, cross: CrossAttentionConfig | None) -> StackConfig:
         attention = GroupedQueryAttentionConfig(WIDTH, HEADS, qkv_bias=True, out_bias=True, mask=mask)
@@ -212,6 +234,7 @@ def _models() -> dict[str, Config]:
         "DecoderModel hybrid": _decoder([recurrent, grouped], gated),
         "DecoderModel shared keys": _shared_keys(),
         "DecoderModel streams": _streams(),
+        "DecoderModel inner norms": _inner_norms(),
         "EncoderDecoderModel": _encoder_decoder(),
         "EncoderDecoderModel shared bias": _shared_bias(),
         "GPTModel": GPTModelConfig(VOCABULARY, TOKENS, WIDTH, HEADS, n_layers=2, qkv_bias=True),
