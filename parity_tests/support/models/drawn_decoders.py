@@ -62,6 +62,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 5, "time_step_rank": 3},
     "falcon_mamba": {"state_size": 5, "time_step_rank": 3},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "mimo_v2_flash": {"head_dim": 12, "v_head_dim": 8},
     "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "jamba": {"mamba_d_state": 5, "mamba_dt_rank": 3, "attn_layer_period": 2, "attn_layer_offset": 1},

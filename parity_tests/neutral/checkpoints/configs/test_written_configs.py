@@ -111,7 +111,7 @@ MAMBAS = ("mamba", "falcon_mamba", "jamba", "mamba2", "bamba", "falcon_h1", "gra
 ONLY = {
     **{name: {"tie_word_embeddings": True} for name in ENCODERS},
     **{name: {"rope_theta": None} for name in ("gpt_neox", "gpt_neox_japanese")},
-    **{name: {"attention_bias": False} for name in ("internlm3", "laguna")},
+    **{name: {"attention_bias": False} for name in ("internlm3", "laguna", "lfm3")},
     "emu3_text_model": {"attention_bias": None},
     "afmoe": {"attention_bias": False},
     "aria_text": {"hidden_act": "silu"},

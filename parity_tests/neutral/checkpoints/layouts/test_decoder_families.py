@@ -82,6 +82,7 @@ ROUTERS = {
     "cohere2_moe": ({}, Router("softmax", scale=0.5, corrects="logits")),
     "llama4_text": ({}, Router("sigmoid", normalise=False, corrects="logits")),
     "mellum": ({}, Router("softmax")),
+    "mimo_v2_flash": ({}, Router("sigmoid", correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "minimax": ({}, Router("softmax")),
     "minimax_m2": ({}, Router("sigmoid", correction=True)),
     "mixtral": ({}, Router("softmax")),
