@@ -44,8 +44,8 @@ _TABLES = (
     *("hf-gemma4-moe", "hf-gemma4", "hf-gemma3n", "hf-gpt-oss", "hf-olmo", "hf-olmo2", "hf-deepseek"),
     *("hf-cohere2-moe", "hf-qwen3-moe", "hf-qwen3-next", "hf-qwen3-5", "hf-mamba2", "hf-bamba", "hf-mamba"),
     *("hf-jamba", "hf-lfm2", "hf-lfm2-moe", "hf-lfm3", "hf-granitemoehybrid", "hf-granitemoehybrid-dense"),
-    *("hf-falcon-h1", "hf-nemotron-h", "hf-minimax", "hf-modernbert-decoder", "hf-kimi-linear", "hf-olmo-hybrid"),
-    *("hf-bloom", "hf-bart", "hf-whisper", "hf-t5", "hf-umt5", "meta-llama", "openai-gpt-oss"),
+    *("hf-falcon-h1", "hf-nemotron-h", "hf-mimo-v2-flash", "hf-minimax", "hf-modernbert-decoder", "hf-kimi-linear"),
+    *("hf-olmo-hybrid", "hf-bloom", "hf-bart", "hf-whisper", "hf-t5", "hf-umt5", "meta-llama", "openai-gpt-oss"),
 )
 """Names of the files of `tables`."""
 

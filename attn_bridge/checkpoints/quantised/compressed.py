@@ -166,7 +166,7 @@ def _of_torchao(reader: Reader, numbers: TensorInfo) -> CompressedTensor:
                   f"{printable(numbers.name)} {shape}, got {got}")  # fmt: skip
     form = INTEGERS if numbers.dtype == "int8" else numbers.dtype
     return CompressedTensor(
-        stem + PLAIN, shape, numbers.name, scales.name, form, shape, c_order(shape), (high, wide), numbers.file,
+        stem + PLAIN, shape, numbers.name, scales.name, form, shape, c_strides(shape), (high, wide), numbers.file,
         tuple(one.name for one in others), f"torchao, {form}", bits=8, row_bytes=shape[1],
         zeros=names.get("zero_point", ""),
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from ...specs.blocks.feed_forward import FeedForwardConfig
@@ -15,14 +14,11 @@ from ..reading.decoders import WrittenKeys, feed_forward_of, write_sizes
 from ..reading.grouped import KINDS, head_dim_of, mask_of, read_sizes, window_of, write_heads
 from ..reading.model_config import ConfigFile
 from ..tables import table
-from ..tables.layers import attention_of_layer
+from ..tables.layers import attention_of_layer, with_name_in_memory
 from .gemma4 import rotary_of, write_positions
 
 CONV = "conv"
 """Kind of a layer with a convolution."""
-
-IN_MEMORY = "transformers-memory"
-"""Table of attention whose gate has the name that `transformers` gives it when it reads a file."""
 
 
 def prepare(keys: Mapping[str, object]) -> Mapping[str, object]:
@@ -66,10 +62,7 @@ def read_lfm3(config: ConfigFile, layer: int) -> AttentionLayer:
         gate=has_gate,
         gate_scope="head" if has_gate else "channel",
     )
-    read = attention_of_layer(layout, config, layer, attention)
-    rows = read.tables["transformers"]
-    in_memory = tuple(dataclasses.replace(row, theirs=row.theirs.replace("gate_proj", "g_proj")) for row in rows)
-    return dataclasses.replace(read, tables={"transformers": rows, IN_MEMORY: in_memory})
+    return with_name_in_memory(attention_of_layer(layout, config, layer, attention), "gate_proj", "g_proj")
 
 
 def _norm(config: ConfigFile) -> RMSNormConfig:

@@ -9,16 +9,14 @@ from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.blocks.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ...weights.rows import Row
-from ..family import AttentionLayer, Family
-from ..parts import OmittedPart
+from ..family import AttentionLayer
 from ..reading.decoders import NAMES, WrittenKeys, activation_of, read_rms_norm, write_rms_norm, write_sizes
+from ..reading.grouped import KINDS, mask_of, window_of
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_nested_rotary, rope_type, write_nested
-from ..rows.attention import SPLIT, Table
-from ..rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from ..tables import table
+from ..tables.layers import attention_of_layer, with_name_in_memory
 from .gemma4 import plain
-from .grouped import KINDS, attention_layer, mask_of, window_of
 
 FEEDS = ("dense", "sparse")
 """Kinds of feed-forward layers: without experts, and with them."""
@@ -26,14 +24,8 @@ FEEDS = ("dense", "sparse")
 PART = 0.334
 """Part of a head that turns where a config has none."""
 
-ATTENTION: dict[str, Table] = {
-    library: (*SPLIT, Row(name, ("sinks",), optional=True, sparse=True))
-    for library, name in (("transformers", "attention_sink_bias"), ("transformers-memory", "sinks"))
-}
-"""Rows of attention, whose sinks have another name in files than in memory."""
 
-
-def _prepare(keys: Mapping[str, object]) -> Mapping[str, object]:
+def prepare(keys: Mapping[str, object]) -> Mapping[str, object]:
     """Return the keys with the width of the window, and with the part of a head that turns."""
     prepared = dict(keys)
     if "num_local_experts" in keys:
@@ -69,10 +61,12 @@ def read_mimo(config: ConfigFile, layer: int) -> AttentionLayer:
         value_dim=config.integer("v_head_dim"),
         value_scale=1.0 if config.get("attention_value_scale") is None else config.positive("attention_value_scale"),
     )
-    return attention_layer(layer, spec, ATTENTION)
+    read = attention_of_layer(table("hf-mimo-v2-flash"), config, layer, spec)
+    return with_name_in_memory(read, "attention_sink_bias", "sinks")
 
 
-def _block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+def read_block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+    """Return a block, dense or with experts."""
     width, activation, norm = config.integer("hidden_size"), activation_of(config), read_rms_norm(config)
     if not _is_sparse(config, layer):
         layers = FeedForwardConfig(width, config.integer("intermediate_size"), activation)
@@ -106,7 +100,12 @@ def _is_sparse(config: ConfigFile, layer: int) -> bool:
     return bool(kinds[layer] == FEEDS[True])
 
 
-def _model(config: ConfigFile) -> WrittenKeys:
+def read_model(config: ConfigFile) -> WrittenKeys:
+    """Return the rest of a model: its norm, and a head that may be tied.
+
+    Raises:
+        ValueError: no layer has experts.
+    """
     if not any(_is_sparse(config, layer) for layer in range(config.integer("num_hidden_layers"))):
         # Its tensors would be those of another family, whose layout claims them.
         raise ValueError(f"no layer of {config.model_type} has experts, which needs at least one")
@@ -156,62 +155,3 @@ def write_mimo(config: DecoderConfig, model_type: str) -> WrittenKeys:
                 "topk_group": 1 if groups is None else groups.chosen,
             }
     return keys
-
-
-FAMILIES = (
-    Family(
-        ("mimo_v2_flash",),
-        read_mimo,
-        {
-            "vocab_size": 152576,
-            "hidden_size": 4096,
-            "intermediate_size": 16384,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 4,
-            "head_dim": 192,
-            "v_head_dim": 128,
-            "hidden_act": "silu",
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "attention_value_scale": 0.707,
-            "sliding_window": 129,
-            "moe_intermediate_size": 2048,
-            "num_experts_per_tok": 8,
-            "n_routed_experts": 256,
-            "routed_scaling_factor": 1.0,
-            "n_group": 1,
-            "topk_group": 1,
-            "norm_topk_prob": True,
-            "rope_parameters": {
-                kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": PART}
-                for kind, base in ((KINDS[False], 5000000.0), (KINDS[True], 10000.0))
-            },
-        },
-        block=_block,
-        model=_model,
-        write=write_mimo,
-        architecture="MiMoV2FlashForCausalLM",
-        prepare=_prepare,
-    ),
-)
-
-LAYOUT = decoder(
-    "hf-mimo-v2-flash",
-    "transformers MiMo-V2-Flash",
-    [
-        *attention(SPLIT),
-        Row(f"{LAYER}self_attn.attention_sink_bias", (f"{OURS}att.sinks",), optional=True, sparse=True),
-        *experts(),
-        Row(f"{LAYER}mlp.gate.e_score_correction_bias", (f"{OURS}ff.router.correction_bias",), branch=EXPERTS),
-        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
-        FINAL_NORM,
-    ],
-    settings=FUSED,
-    defaults={"fused": 0},
-    marks=("mlp.gate.e_score_correction_bias",),
-    parts=(OmittedPart("model.mtp."),),
-    model_types=("mimo_v2_flash",),
-)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
@@ -21,10 +20,10 @@ BASES = {KINDS[False]: ("global_rope_theta", 160000.0), KINDS[True]: ("local_rop
 """Kind of a layer -> the key of the base of its positions in older files, and its default."""
 
 INTERVAL = "global_attn_every_n_layers"
-"""Key of older files: the first layer of each of so many has no window."""
+"""Key of older files: the first of that many layers has no window, and so on."""
 
 
-def prepare(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+def prepare(keys: Mapping[str, object]) -> Mapping[str, object]:
     """Return the keys with the width of the window, and with a base of positions for each kind of layers."""
     local = keys.get("local_attention", 128)
     window = local // 2 if type(local) is int else local

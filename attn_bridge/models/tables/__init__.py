@@ -1,7 +1,8 @@
 """Tables of tensors as data: ``NAME.toml`` for each layout of whole models that families share or that needs no code.
 
 In: the name of a layout. Out: the `Layout`. A file holds the arguments of `Layout` and a TOML table per `Row`; with
-``decoder = true``, rows and prefixes of the embeddings and the head are those of Llama (`rows.decoder.decoder`).
+``decoder = true``, rows and prefixes of the embeddings and the head are those of Llama (`rows.decoder.decoder`);
+``omitted`` has the beginnings of the names of parts that a conversion leaves out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from importlib import resources
 from typing import Any
 
 from ..layout import Layout
+from ..parts import OmittedPart
 from ..rows.decoder import FURTHER_LAYER, decoder
 from ..rows.files import row_of
 
@@ -42,6 +44,7 @@ def table(name: str) -> Layout:
     values["settings"] = {name: tuple(keys) for name, keys in values.get("settings", {}).items()}
     values |= {role: named(path) for role, path in values.pop("code", {}).items()}
     title, parts = values.pop("title"), (FURTHER_LAYER,) if values.pop("further_layer", False) else ()
+    parts += tuple(map(OmittedPart, values.pop("omitted", ())))
     if values.pop("decoder", False):
         return decoder(name, title, rows, parts=parts, **values)
     return Layout(name, title, rows, whole=True, parts=parts, **values)
