@@ -54,7 +54,7 @@ def read_lfm2(config: ConfigFile, layer: int) -> AttentionLayer:
         )
         return attention_of_layer(layout, config, layer, spec)
     attention = GroupedQueryAttentionConfig(
-        **{**read_sizes(config), "dropout": 0.0},  # transformers passes over attention_dropout
+        **read_sizes(config) | {"dropout": 0.0},  # transformers passes over attention_dropout
         qk_norm=QKNorm("head", config.positive("norm_eps")),
         position=read_rotary(config, head_dim_of(config)),
     )

@@ -54,7 +54,7 @@ def read_olmo_hybrid(config: ConfigFile, layer: int) -> AttentionLayer:
         return _read_delta(config, layer)
     bias = config.flag("attention_bias")
     spec = GroupedQueryAttentionConfig(
-        **{**read_sizes(config), "head_dim": head_dim_of(config)},  # where heads need not divide the width
+        **read_sizes(config) | {"head_dim": head_dim_of(config)},  # where heads need not divide the width
         qkv_bias=bias,
         out_bias=bias,
         position=_position(config),

@@ -9,6 +9,7 @@ from ...masks import Mask, causal, sliding_window
 from ...specs.decoder_model import DecoderConfig
 from ...specs.differential_attention import DifferentialAttentionConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from .decoders import WrittenKeys
 from .model_config import ConfigFile
 
 KINDS = ("full_attention", "sliding_attention")
@@ -28,7 +29,7 @@ def read_sizes(config: ConfigFile) -> dict[str, Any]:
     }
 
 
-def write_heads(attention: GroupedQueryAttentionConfig | DifferentialAttentionConfig) -> dict[str, Any]:
+def write_heads(attention: GroupedQueryAttentionConfig | DifferentialAttentionConfig) -> WrittenKeys:
     """Return the keys that `read_sizes` reads, except the width of the model."""
     return {
         "num_attention_heads": attention.num_heads,
@@ -95,7 +96,7 @@ def window_of(mask: Mask) -> int | None:
     return size
 
 
-def write_windows(config: DecoderConfig) -> dict[str, Any]:
+def write_windows(config: DecoderConfig) -> WrittenKeys:
     """Return the keys of a model whose layers each have the window or not.
 
     If no layer has it, the width of the window is left out, since `transformers` would apply it anyway in some
@@ -107,7 +108,7 @@ def write_windows(config: DecoderConfig) -> dict[str, Any]:
     return keys if first is None else {**keys, "sliding_window": first}
 
 
-def rotary_by_kind(config: DecoderConfig, kinds: Sequence[str]) -> dict[str, Any]:
+def rotary_by_kind(config: DecoderConfig, kinds: Sequence[str]) -> dict[str, object]:
     """Return kind of layers -> the rotary position of its first one."""
     positions: dict[str, object] = {}
     for block, kind in zip(config.blocks, kinds, strict=True):

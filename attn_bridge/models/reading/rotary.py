@@ -10,6 +10,7 @@ from typing import Any
 from ...printable import printable
 from ...specs.position import AxesLayout, Pairing, Rotary
 from ...specs.rope_scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, NTKScaling, Scaling, YaRNScaling
+from .decoders import WrittenKeys
 from .model_config import ConfigFile, as_number
 
 Values = Mapping[str, Any]
@@ -81,7 +82,7 @@ def _axes(config: ConfigFile, values: Values, pairs: int) -> tuple[tuple[int, ..
     return (pairs - height - width, height, width), "interleaved"
 
 
-def write_rotary(position: object, head_dim: int | None = None) -> dict[str, Any]:
+def write_rotary(position: object, head_dim: int | None = None) -> WrittenKeys:
     """Return the keys that `read_rotary` reads, by their older names, which all versions of `transformers` take.
 
     Args:
@@ -90,7 +91,7 @@ def write_rotary(position: object, head_dim: int | None = None) -> dict[str, Any
     """
     if not isinstance(position, Rotary):
         return {}
-    keys: dict[str, Any] = {"rope_theta": position.base, "rope_scaling": None}
+    keys: WrittenKeys = {"rope_theta": position.base, "rope_scaling": None}
     if head_dim is not None:
         keys["partial_rotary_factor"] = _part(position.dim, head_dim)
     scaling = position.scaling
@@ -113,7 +114,7 @@ def _write_axes(position: Rotary) -> dict[str, list[int] | bool]:
     return {"mrope_section": list(position.axes), "mrope_interleaved": position.layout == "interleaved"}
 
 
-def write_nested(positions: Mapping[str, object], head_dim: int | None = None) -> dict[str, Any]:
+def write_nested(positions: Mapping[str, object], head_dim: int | None = None) -> WrittenKeys:
     """Return the keys of a model with separate rotary positions per kind of layers, kind -> position.
 
     Args:
@@ -132,7 +133,7 @@ def write_nested(positions: Mapping[str, object], head_dim: int | None = None) -
     return {"rope_parameters": keys}
 
 
-def write_scaling(scaling: Scaling) -> dict[str, Any]:
+def write_scaling(scaling: Scaling) -> WrittenKeys:
     """Return the mapping of a scaling; `ValueError` if `transformers` has no name for it."""
     kind = next((name for name, (one, _) in _SCALINGS.items() if type(scaling) is one), None)
     fields = {field.name: getattr(scaling, field.name) for field in dataclasses.fields(scaling)}

@@ -12,7 +12,6 @@ import importlib
 import tomllib
 from collections.abc import Callable
 from importlib import resources
-from typing import Any
 
 from ..layout import Layout
 from ..parts import OmittedPart
@@ -23,11 +22,11 @@ MODELS = __package__.rpartition(".")[0]
 """The package that paths of functions begin in."""
 
 
-def named(path: str) -> Callable[..., Any]:
+def named(path: str) -> Callable[..., object]:
     """Return a function of `attn_bridge.models` by its path, ``room.file.name``, imported when it is called."""
     module, _, name = path.rpartition(".")
 
-    def call(*arguments: object) -> Any:
+    def call(*arguments: object) -> object:
         return getattr(importlib.import_module(f"{MODELS}.{module}"), name)(*arguments)
 
     return call
@@ -38,13 +37,12 @@ def table(name: str) -> Layout:
     """Return the layout of a file, the same object on every call; ``[code]`` names arguments that are functions."""
     document = tomllib.loads(resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
     rows = [row_of(row) for row in document.pop("rows")]
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in document.items()
-    }
-    values["settings"] = {name: tuple(keys) for name, keys in values.get("settings", {}).items()}
-    values |= {role: named(path) for role, path in values.pop("code", {}).items()}
-    title, parts = values.pop("title"), (FURTHER_LAYER,) if values.pop("further_layer", False) else ()
-    parts += tuple(map(OmittedPart, values.pop("omitted", ())))
-    if values.pop("decoder", False):
-        return decoder(name, title, rows, parts=parts, **values)
-    return Layout(name, title, rows, whole=True, parts=parts, **values)
+    for key, value in document.items():
+        document[key] = tuple(value) if isinstance(value, list) else value
+    document["settings"] = {setting: tuple(keys) for setting, keys in document.get("settings", {}).items()}
+    document |= {role: named(path) for role, path in document.pop("code", {}).items()}
+    title, parts = document.pop("title"), tuple(map(OmittedPart, document.pop("omitted", ())))
+    parts += (FURTHER_LAYER,) if document.pop("further_layer", False) else ()
+    if document.pop("decoder", False):
+        return decoder(name, title, rows, parts=parts, **document)
+    return Layout(name, title, rows, whole=True, parts=parts, **document)
