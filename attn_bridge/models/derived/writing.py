@@ -37,7 +37,7 @@ ROTARY, SCALING = f"{POSITIONS}.", "rope_scaling."
 ACTIVATED = ("activation", "head_activation")
 """Fields that hold activations."""
 
-OPTIONAL = ("scale", "softcap", "logit_softcap", "clip")
+OPTIONAL = ("scale", "softcap", "logit_softcap", "clip", "query_dim")
 """Fields of numbers that may be null."""
 
 

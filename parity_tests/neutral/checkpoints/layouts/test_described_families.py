@@ -202,6 +202,12 @@ def test_no_null_is_written_for_experts_that_a_model_lacks():
     assert "routed_scaling_factor" not in written
 
 
+def test_queries_without_a_latent_are_written_as_null():
+    config = families.find_decoder(tiny("deepseek_v2", q_lora_rank=None))
+    written = families.write_config(config, layouts.find("hf-deepseek-v2"))
+    assert (written["model_type"], written["q_lora_rank"]) == ("deepseek_v2", None)
+
+
 @pytest.mark.parametrize("room", [handwritten, tables])
 def test_functions_that_files_name_exist(room):
     paths = {
