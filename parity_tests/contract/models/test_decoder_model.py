@@ -105,6 +105,23 @@ def test_positions_types_and_the_layers_of_the_head_are_applied(backend):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+def test_ends_of_other_widths_meet_the_blocks_by_linear_layers(backend):
+    config = DecoderConfig(
+        11, 8, (), None, embedding_norm=LayerNormConfig(5, unit_offset=True), num_positions=6, num_token_types=2,
+        embedding_width=5, head_activation="relu2", head_linear_bias=False, head_width=7,
+    )  # fmt: skip
+    model, random = backend.build("DecoderModel", config=config), np.random.default_rng(4)
+    arrays = {row.rule.torch: random.normal(size=row.shape).astype("f4") for row in config.parameters}
+    backend.load(model, arrays)
+    x = arrays["tok_emb.weight"][IDS] + arrays["pos_emb.weight"][:4] + arrays["type_emb.weight"][0]
+    x = normalised(x, arrays["emb_norm.scale"], arrays["emb_norm.shift"])
+    x = x @ arrays["emb_linear.weight"].T + arrays["emb_linear.bias"]
+    x = np.maximum(x @ arrays["head_linear.weight"].T, 0) ** 2
+    expected = x @ arrays["out_head.weight"].T
+    found = backend.output(model, IDS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize(("kind", "steps"), [("transformer", 4), ("tensor2tensor", 3)])
 def test_sines_of_positions_are_added_and_a_cache_goes_on_with_them(backend, kind, steps):
     config = DecoderConfig(11, 8, (BLOCK,), None, True, embedding_scale=0.5, sinusoids=kind, position_offset=2)
