@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ..sides.subject import Array
+from .assignment import template
 from .names import Name, last_word, likeness, part_sets, part_word, read
 from .patterns import Lay, Way, kind_of, letters_of
 from .tensors import Tensor
@@ -224,8 +225,9 @@ def _arrangements(
     tensor: Tensor, name: Name, others: Sequence[Tensor], bundle: PartBundle, lays: Lays
 ) -> Iterator[Arrangement]:
     """Yield the ways to cut a tensor into a bundle, the usual one first; all its parts lie alike."""
-    is_spoken = bool(bundle.word)
-    orders = [range(len(bundle.parts))] if is_spoken else list(itertools.permutations(range(len(bundle.parts))))
+    # Names that differ in a number alone say the order, as those of a list do.
+    is_settled = bool(bundle.word) or len({template(others[i].spelled) for i in bundle.parts}) == 1
+    orders = [range(len(bundle.parts))] if is_settled else list(itertools.permutations(range(len(bundle.parts))))
     by_head = name.own in _BY_HEAD
     for order in orders:
         parts = [bundle.parts[i] for i in order]

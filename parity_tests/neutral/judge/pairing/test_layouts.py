@@ -321,3 +321,15 @@ def test_a_bias_goes_with_its_matrix_where_pairs_follow_execution():
     orders = uses, {wanted[name]: when for name, when in uses.items()}
     found = propose(parameters(ours), parameters(theirs), lambda candidate: 1.0, orders=lambda: orders)
     assert {row.torch: row.flax for row in found.rows()} == wanted
+
+
+@pytest.mark.parametrize("shapes", [((1,), (3,)), ((2, 4), (6, 4))])
+def test_a_list_is_joined_in_its_order(shapes):
+    """Were any order tried, a port that reads a `ParameterList` from its end would be equal."""
+    ours = parameters({f"scalars.{i}": (shapes[0], "List") for i in range(3)})
+    theirs = parameters({"scalars": (shapes[1], "Mix")})
+
+    rows = propose(ours, theirs, lambda candidate: 1.0).rows()
+    assert {(row.first, row.second, row.how) for row in rows} == {
+        (f"scalars.{i}", f"scalars[{i}]", "name") for i in range(3)
+    }
