@@ -122,6 +122,14 @@ def test_changes_name_their_line():
     assert "test_changed_operations.py:" in where
 
 
+def test_a_power_is_named_before_a_function_that_is_the_same_where_numbers_are_positive():
+    """The weight of a focal loss is (1 - p) squared, to which squared ReLU is the same."""
+    texts = [
+        text for text, _ in changes(lambda x: (1 - jax.nn.sigmoid(x)) ** 2, lambda x: (1 - jax.nn.sigmoid(x)) ** 3)
+    ]
+    assert texts[:1] == ["the power 2 for 3"]
+
+
 def test_code_that_runs_repeatedly_is_changed_everywhere():
     def layers(x, function):
         for _ in range(3):

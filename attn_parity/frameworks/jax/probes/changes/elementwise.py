@@ -16,6 +16,9 @@ from .program import Atom, Operation, Program, ProgramChange, Read, Ways, litera
 
 UNARY = ("tanh", "logistic", "exp", "log", "sin", "cos", "sqrt", "rsqrt", "square", "neg", "abs", "erf", "integer_pow")
 
+POWERS = (1, 2, 3)
+"""Exponents that are tried for one another, before functions that are the same where the operand is positive."""
+
 _ARITHMETIC = ("add", "sub", "mul", "div", "dot_general")
 
 
@@ -46,13 +49,17 @@ def of_unary(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     name = operation.name
     if operation.shape.dtype != np.float64:
         return
+    power = operation.params["y"] if name == "integer_pow" else 0
+    powers = {f"the power {other} for {power}": other for other in POWERS if power and other != power}
 
     def ways(x: Array) -> Ways:
+        for text, exponent in powers.items():
+            yield text, x**exponent
         yield from functions(name, x, np.full(x.shape, np.nan))
         yield f"{name} of the negated operand", operation.run.apply(operation.equation, [-x])[0]
 
     names = [*sampled(lambda x: functions(name, x, np.full(x.shape, np.nan)), [operation.shape])]
-    names.append(f"{name} of the negated operand")
+    names = [*powers, *names, f"{name} of the negated operand"]
     yield from operation.named(names, lambda read: ways(read(operation.operands[0])))
 
 
