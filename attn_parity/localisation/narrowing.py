@@ -139,14 +139,14 @@ class Narrowing:
     ) -> list[tuple[str, str]]:
         """Return the code in front of the first inputs that agree only with axes exchanged, though shapes ask for none.
 
-        Code behind may exchange them back, as layouts do, or nothing does: no numbers tell.
+        Code behind may exchange them back, as layouts do, or nothing may: both are possible.
         """
-        given = {group.turn.axes for group in _groups_of(calls)}
+        usual = {group.turn.axes for group in _groups_of(calls)}
         for step in steps:
             if step.path == chain[1]:
                 break
             turns = [group.turn for group in _groups_of(step.calls)]
-            if any(not turn.is_plain and turn.first == turn.second and turn.axes not in given for turn in turns):
+            if any(not turn.is_plain and turn.first == turn.second and turn.axes not in usual for turn in turns):
                 sources = self._sources(node, calls, steps, step)
                 feeding = sources.feeding() if sources is not None else None
                 return edges(steps, step, feeding or None, node.path or "")

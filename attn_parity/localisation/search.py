@@ -143,7 +143,7 @@ class _Search:
             return self._found_in_whole_numbers()
         node = parent = self.root
         reshaped: Node | None = None
-        given: list[Candidate] = []
+        calling: list[Candidate] = []
         while (child := self._worst_child(node, direction)) is not None:
             reshaped = self._reshaped_before(node, child) if direction == "forward" else None
             if reshaped is not None:
@@ -155,8 +155,8 @@ class _Search:
             node = reshaped
         elif self.aim == "meaning":
             code = self.narrowing.narrowed(node, direction)
-            given = self._given(parent, node) if direction == "forward" else []
-            feeding = given or self._feeding(node, code.candidates)
+            calling = self._calling(parent, node) if direction == "forward" else []
+            feeding = calling or self._feeding(node, code.candidates)
             code = dataclasses.replace(code, candidates=(*feeding, *code.candidates))
         else:
             code = self.narrowing.losing(node, self.enough)
@@ -178,7 +178,7 @@ class _Search:
             likeliest.between,
             candidates=candidates,
         )
-        evidence = None if given else self._evidence(node, direction, code.chain, code.steps)
+        evidence = None if calling else self._evidence(node, direction, code.chain, code.steps)
         return Localisation(self.root.frozen(self._is_different), divergence, evidence)
 
     def _lossy(self) -> Direction | None:
@@ -370,15 +370,15 @@ class _Search:
                 return leaf
         return None
 
-    def _given(self, parent: Node, node: Node) -> list[Candidate]:
+    def _calling(self, parent: Node, node: Node) -> list[Candidate]:
         """Return the code that calls a submodule, if it gives it one array twice where the other side gives another."""
         if node is parent or not node.calls:
             return []
         calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
         if not is_given_twice(calls, match_leaves(*(calls[side].arguments.leaves for side in SIDES))):
             return []
-        earlier = [one for one in nearest(parent) if one.calls and one.order < node.order]
-        before = max(earlier, key=lambda one: one.order, default=parent)
+        earlier = [child for child in nearest(parent) if child.calls and child.order < node.order]
+        before = max(earlier, key=lambda child: child.order, default=parent)
         between = before.path or "", node.path or ""
         inside = Candidate(node.paths["first"], node.paths["second"])
         return [Candidate(parent.paths["first"], parent.paths["second"], between), inside]

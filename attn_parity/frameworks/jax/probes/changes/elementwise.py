@@ -50,11 +50,11 @@ def of_unary(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     if operation.shape.dtype != np.float64:
         return
     power = operation.params["y"] if name == "integer_pow" else 0
-    powers = {f"the power {other} for {power}": other for other in POWERS if power and other != power}
+    powers = {f"the power {other} for {power}": y for y in POWERS if power and y != power}
 
     def ways(x: Array) -> Ways:
-        for text, exponent in powers.items():
-            yield text, x**exponent
+        for text, y in powers.items():
+            yield text, x**y
         yield from functions(name, x, np.full(x.shape, np.nan))
         yield f"{name} of the negated operand", operation.run.apply(operation.equation, [-x])[0]
 
