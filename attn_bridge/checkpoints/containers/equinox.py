@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 from .base import MAX_HEADER, MAX_TENSORS, TensorInfo
-from .files import bad, parse_json
-from .npz import MAGIC, SavedArray, name_of, read_header
+from .files import StridedTensor, bad, parse_json
+from .npz import MAGIC, name_of, read_header, saved_array
 from .sources import OrderedReader
 
 LINE = 1 << 20
 """Bytes of the line of hyperparameters, at most."""
 
 
-class EquinoxReader(OrderedReader[SavedArray]):
+class EquinoxReader(OrderedReader[StridedTensor]):
     """One file; its leaves have no names, and are numbered from 0. `metadata` is the JSON in front of them."""
 
     format: ClassVar[str] = "equinox"
@@ -53,5 +53,8 @@ class EquinoxReader(OrderedReader[SavedArray]):
         info = TensorInfo(name, name_of(self.path, label, dtype), shape)
         if begin + info.nbytes > left:
             raise bad(self.path, f"{label} claims {info.nbytes} bytes; the file has {left - begin}")
-        self._stored[name] = SavedArray(info, read, begin, fortran=fortran, swapped=dtype.byteorder == ">")
+        first = start + begin
+        self._stored[name] = saved_array(
+            info, lambda at, count: self._file.read(first + at, count), fortran=fortran, dtype=dtype
+        )
         return start + begin + info.nbytes

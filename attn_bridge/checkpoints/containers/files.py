@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...printable import printable
-from .base import MAX_AXES, MAX_HEADER, MAX_TENSORS, Array, CheckpointError, DiskFullError, TensorInfo
+from .base import MAX_AXES, MAX_HEADER, MAX_TENSORS, Array, CheckpointError, DiskFullError, TensorInfo, numpy_dtype
 from .links import READING, LinkError, open_below
 
 DTYPES = frozenset(
@@ -398,3 +398,40 @@ def gather(
     if whole.size:
         fill(whole, list(shape), 0)
     return whole
+
+
+class StridedTensor:
+    """A tensor that is read in C order; its copy is held in memory where the file has another order.
+
+    Args:
+        info: its name, dtype and shape.
+        read: returns bytes by (start, count), with start relative to the tensor's first element.
+        strides: its strides in elements, none negative.
+        is_swapped: whether its numbers are big-endian.
+    """
+
+    def __init__(
+        self,
+        info: TensorInfo,
+        read: Callable[[int, int], bytes | memoryview],
+        strides: Sequence[int],
+        *,
+        is_swapped: bool = False,
+    ):
+        self.info, self._read, self._strides, self._is_swapped = info, read, strides, is_swapped
+        self._is_plain = not is_swapped and is_c_order(info.shape, strides)
+        self._gathered: memoryview | None = None
+
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes ``start:stop`` of its elements in C order."""
+        if self._is_plain:
+            return self._read(start, stop - start) if stop > start else b""
+        if self._gathered is None:
+            whole = gather(self._read, np.dtype(f"V{self.info.itemsize}"), self.info.shape, self._strides)
+            whole = whole.view(numpy_dtype(self.info.dtype)).byteswap() if self._is_swapped else whole
+            self._gathered = whole.reshape(-1).view("uint8").data
+        return self._gathered[start:stop]
+
+    def release(self) -> None:
+        """Free its copy in C order."""
+        self._gathered = None

@@ -18,14 +18,13 @@ from ...printable import printable
 from .base import MAX_HEADER, TensorInfo, numpy_dtype
 from .files import (
     DTYPES,
+    StridedTensor,
     bad,
     c_strides,
     check_count,
     check_dtype,
     check_name,
     check_shape,
-    gather,
-    is_c_order,
     leads_out,
     parse_json,
 )
@@ -112,47 +111,12 @@ def name_of(path: Path, label: str, dtype: np.dtype) -> str:
     return dtype_name
 
 
-class SavedArray:
-    """An array that `numpy.save` wrote; its copy in C order and little-endian is held in memory where it has another.
-
-    Args:
-        info: its name, dtype and shape.
-        read: returns bytes of the saved array, header included, by position and count.
-        begin: position of the elements.
-        fortran: whether they are in Fortran's order.
-        swapped: whether they are big-endian.
-    """
-
-    def __init__(
-        self,
-        info: TensorInfo,
-        read: Callable[[int, int], bytes | memoryview],
-        begin: int,
-        *,
-        fortran: bool,
-        swapped: bool,
-    ):
-        self.info, self._read, self._begin, self._swapped = info, read, begin, swapped
-        strides = c_strides(info.shape)
-        self._strides = c_strides(info.shape[::-1])[::-1] if fortran else strides
-        self._is_plain = not swapped and is_c_order(info.shape, self._strides)
-        self._whole: memoryview | None = None
-
-    def read(self, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes ``start:stop`` of its elements in C order."""
-        if self._is_plain:
-            return self._read(self._begin + start, stop - start)
-        if self._whole is None:
-            bits, dtype = np.dtype(f"V{self.info.itemsize}"), numpy_dtype(self.info.dtype)
-            read, begin = self._read, self._begin
-            whole = gather(lambda at, count: read(begin + at, count), bits, self.info.shape, self._strides)
-            whole = whole.view(dtype).byteswap() if self._swapped else whole
-            self._whole = whole.reshape(-1).view("uint8").data
-        return self._whole[start:stop]
-
-    def release(self) -> None:
-        """Free its copy in C order."""
-        self._whole = None
+def saved_array(
+    info: TensorInfo, read: Callable[[int, int], bytes | memoryview], *, fortran: bool, dtype: np.dtype
+) -> StridedTensor:
+    """Return an array of `numpy.save`, whose elements `read` returns; see `read_header` for the other arguments."""
+    strides = c_strides(info.shape[::-1])[::-1] if fortran else c_strides(info.shape)
+    return StridedTensor(info, read, strides, is_swapped=dtype.byteorder == ">")
 
 
 PLAIN_KINDS = "USMmO"
@@ -162,7 +126,7 @@ OBJECTS = "objects, which only unpickling reads; save the arrays in it by np.sav
 """Kind of an array of objects, and a remedy."""
 
 
-class NpzReader(OrderedReader[SavedArray]):
+class NpzReader(OrderedReader[StridedTensor]):
     """One file; arrays in Fortran's order or big-endian come out in C's order and little-endian."""
 
     format: ClassVar[str] = "npz"
@@ -215,13 +179,13 @@ class NpzReader(OrderedReader[SavedArray]):
         if begin + info.nbytes != member.size:
             raise bad(self.path, f"{label} claims {info.nbytes} bytes; its member has {member.size - begin}")
 
-        def read(at: int, count: int) -> bytes | memoryview:
+        def read(start: int, count: int) -> bytes | memoryview:
             # From its first byte, as a member checks its checksum only when it is read whole and in order.
-            if at == begin and count:
+            if not start and count:
                 member.read(0, begin)
-            return member.read(at, count)
+            return member.read(begin + start, count)
 
-        self._stored[name] = SavedArray(info, read, begin, fortran=fortran, swapped=dtype.byteorder == ">")
+        self._stored[name] = saved_array(info, read, fortran=fortran, dtype=dtype)
 
 
 class NpzWriter(ArchiveWriter):

@@ -13,16 +13,14 @@ from . import mistaken
 from .base import MAX_HEADER, TensorInfo, numpy_dtype
 from .files import (
     File,
+    StridedTensor,
     bad,
     check_shape,
     extent,
-    gather,
-    is_c_order,
     parse_json,
 )
 from .pickles import TORCH_DTYPES, Pickler, Strided, read_pickle
 from .pickles.flat import DTENSOR
-from .pickles.ndarrays import InPickle
 from .sources import OrderedReader
 from .writing import dump_json
 from .zips import Archive, ArchiveWriter, Member, Window, members
@@ -89,7 +87,7 @@ def open_archive(file: File | Window) -> tuple[bytes, dict[str, Member], str]:
     return bytes(pickle.read(0, pickle.size)), entries, prefix
 
 
-class Stored:
+class Stored(StridedTensor):
     """A tensor in an archive of ``torch.save``, after checks against its storage.
 
     Args:
@@ -98,9 +96,6 @@ class Stored:
         one: the tensor's entry in the pickle.
         members: the archive.
         prefix: prefix of the names of its members.
-
-    Attributes:
-        info: its name, dtype and shape.
     """
 
     def __init__(self, path: Path, name: str, strided: Strided, members: Mapping[str, Member], prefix: str):
@@ -128,25 +123,9 @@ class Stored:
         if count > member.size // itemsize:
             raise bad(path, f"{label} of shape {printable(list(shape))} repeats a storage of "
                       f"{member.size // itemsize} elements (torch.Tensor.expand): save it .contiguous()")  # fmt: skip
-        self.info = TensorInfo(name, strided.dtype, shape)
-        self._member, self._strides = member, strided.strides
-        self._begin = strided.offset * itemsize
-        self._gathered: memoryview | None = None
-
-    def read(self, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes ``start:stop`` of its elements in C order."""
-        if is_c_order(self.info.shape, self._strides):
-            return self._member.read(self._begin + start, stop - start) if stop > start else b""
-        if self._gathered is None:
-            dtype = numpy_dtype(f"V{self.info.itemsize}")
-            begin, member = self._begin, self._member
-            whole = gather(lambda at, count: member.read(begin + at, count), dtype, self.info.shape, self._strides)
-            self._gathered = whole.reshape(-1).view("uint8").data
-        return self._gathered[start:stop]
-
-    def release(self) -> None:
-        """Free the C-order copy of a tensor that is stored in another order."""
-        self._gathered = None
+        begin = strided.offset * itemsize
+        info = TensorInfo(name, strided.dtype, shape)
+        super().__init__(info, lambda at, length: member.read(begin + at, length), strided.strides)
 
 
 NANOGPT = "model_args."
@@ -181,7 +160,7 @@ def _config_of(values: Mapping[str, object]) -> dict[str, object] | None:
     }
 
 
-class TorchReader(OrderedReader[Stored | InPickle]):
+class TorchReader(OrderedReader[StridedTensor]):
     """One file. Nested dicts give dotted names; `metadata` has the values that are not tensors, by dotted name.
 
     Tensors that share a storage are each read whole; a tensor that is not in C order is gathered when it is read.
@@ -205,7 +184,7 @@ class TorchReader(OrderedReader[Stored | InPickle]):
                 raise bad(path, f"{EXTRA} in it is no object")
             self.metadata |= own
         self._stored = {
-            name: one if isinstance(one, InPickle) else Stored(path, name, one, entries, prefix)
+            name: one if isinstance(one, StridedTensor) else Stored(path, name, one, entries, prefix)
             for name, one in contents.tensors.items()
         }
         self.parts = {
@@ -219,7 +198,7 @@ class TorchReader(OrderedReader[Stored | InPickle]):
         """The config of a file of nanoGPT."""
         return self._config
 
-    def stored(self, name: str) -> Stored | InPickle:
+    def stored(self, name: str) -> StridedTensor:
         """Return a tensor, to be read without regard to others."""
         return self._stored[name]
 

@@ -13,10 +13,9 @@ import numpy as np
 
 from ....printable import printable
 from ..base import TensorInfo
-from ..files import bad, check_count, check_shape, listed
+from ..files import StridedTensor, bad, check_count, check_shape, listed
 from ..pickles.dtensors import RankPart, number_of, runs_of
 from ..pickles.flat import PLACED
-from ..pickles.ndarrays import InPickle
 from ..sources import Latest, OrderedTensor
 from ..torch_file import Stored, TorchReader
 from .chunks import ChunkedReader, Chunks, check_filled
@@ -135,7 +134,7 @@ class RanksReader(FilesReader):
         for file, (_, other_part) in parts.items():
             by_rank.setdefault(other_part.rank, []).append(file)
         self._check_ranks(part, by_rank)
-        boxes: dict[tuple[tuple[int, int], ...], dict[str, Stored | InPickle]] = {}
+        boxes: dict[tuple[tuple[int, int], ...], dict[str, StridedTensor]] = {}
         for rank, held_by in by_rank.items():
             axes = runs_of(part, rank)
             if any(len(runs) > 1 for runs in axes):
@@ -206,7 +205,7 @@ class RanksReader(FilesReader):
 class Agreed:
     """A part of a tensor that files hold, which all must have the same numbers."""
 
-    def __init__(self, folder: Path, info: TensorInfo, copies: Mapping[str, Stored | InPickle]):
+    def __init__(self, folder: Path, info: TensorInfo, copies: Mapping[str, StridedTensor]):
         self._folder, self.info, self._copies = folder, info, dict(copies)
 
     def read(self, start: int, stop: int) -> bytes | memoryview:

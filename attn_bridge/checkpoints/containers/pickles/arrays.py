@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from ....printable import printable
-from ..files import bad, check_count, check_name
+from ..files import StridedTensor, bad, check_count, check_name
 from ..sources import OrderedReader
 from .calls import Record
 from .flat import MAX_DEPTH, SHOWN, NotPlainError, PlainValues
 from .machine import Machine
-from .ndarrays import InPickle, Pickled, UnreadableError, array_of, loaded
+from .ndarrays import Pickled, UnreadableError, array_of, loaded
 
 MAX_BYTES = 1 << 31
 """Bytes of a file: all of it is in memory while it is read."""
@@ -23,7 +23,7 @@ MAPPINGS = (
 """Classes of dicts that can't be changed, which are pickled as a call with a dict."""
 
 
-class PickledReader(OrderedReader[InPickle]):
+class PickledReader(OrderedReader[StridedTensor]):
     """One file; names are the keys joined by dots, lists and tuples are numbered. `metadata` has plain values."""
 
     format: ClassVar[str] = "pickle"

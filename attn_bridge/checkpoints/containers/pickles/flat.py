@@ -10,11 +10,11 @@ from typing import Any
 
 from ....printable import printable
 from ..base import CheckpointError
-from ..files import bad, check_count, check_name
+from ..files import StridedTensor, bad, check_count, check_name
 from .calls import CALLS, GLOBALS, NAMES, Global, Key, Members, Record, Storage, Strided, holds_data
 from .dtensors import PlacedError, RankPart, is_dtensor, part_of
 from .machine import Machine
-from .ndarrays import InPickle, Pickled, UnreadableError, array_of, loaded
+from .ndarrays import Pickled, UnreadableError, array_of, loaded
 
 MAX_DEPTH = 64
 """Dicts within dicts."""
@@ -80,7 +80,7 @@ class Contents:
         skipped: dotted name of another value -> the class or function that it needs, or its type.
     """
 
-    tensors: dict[str, Strided | InPickle] = dataclasses.field(default_factory=dict)
+    tensors: dict[str, Strided | StridedTensor] = dataclasses.field(default_factory=dict)
     parts: dict[str, RankPart] = dataclasses.field(default_factory=dict)
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     unread: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ....printable import printable
-from ..base import Array, TensorInfo, numpy_dtype
-from ..files import DTYPES, check_shape
+from ..base import TensorInfo
+from ..files import DTYPES, StridedTensor, c_strides, check_shape
 from .calls import Global, Record
 
 RECONSTRUCT = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
@@ -33,29 +33,6 @@ class Pickled:
     data: object
 
 
-class InPickle:
-    """An array in memory.
-
-    Args:
-        info: its name, dtype and shape.
-        array: its elements in any order of the axes.
-    """
-
-    def __init__(self, info: TensorInfo, array: Array):
-        self.info, self._array = info, array
-        self._ordered: Array | None = None
-
-    def read(self, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes ``start:stop`` of its elements in C order."""
-        if self._ordered is None:
-            self._ordered = np.ascontiguousarray(self._array).reshape(-1).view(np.uint8)
-        return self._ordered.data[start:stop]
-
-    def release(self) -> None:
-        """Free the C-order copy of an array in another order; many arrays may share the bytes of one."""
-        self._ordered = None
-
-
 def array_of(value: object) -> Pickled | None:
     """Return the array that a placeholder represents; None for other values."""
     if not isinstance(value, Record):
@@ -75,7 +52,7 @@ def array_of(value: object) -> Pickled | None:
     return None
 
 
-def loaded(path: Path, name: str, pickled: Pickled) -> InPickle:
+def loaded(path: Path, name: str, pickled: Pickled) -> StridedTensor:
     """Decode a pickled NumPy array; return it under its name.
 
     Raises:
@@ -88,9 +65,9 @@ def loaded(path: Path, name: str, pickled: Pickled) -> InPickle:
     info = TensorInfo(name, dtype, check_shape(path, name, pickled.shape))
     if not isinstance(pickled.data, bytes | bytearray) or len(pickled.data) != info.nbytes:
         raise UnreadableError(f"needs {info.nbytes} bytes, which it does not have")
-    array = np.frombuffer(pickled.data, numpy_dtype(dtype))
-    array = array.byteswap() if is_swapped else array
-    return InPickle(info, array.reshape(info.shape[::-1]).T if pickled.fortran else array.reshape(info.shape))
+    strides = c_strides(info.shape[::-1])[::-1] if pickled.fortran else c_strides(info.shape)
+    data = memoryview(pickled.data)
+    return StridedTensor(info, lambda at, count: data[at : at + count], strides, is_swapped=is_swapped)
 
 
 def _of_state(state: Any) -> Pickled:
