@@ -232,14 +232,24 @@ def test_a_conversion_and_its_way_back_load(tmp_path, original, name, layout, se
     ending, format, more = CONTAINERS[container]
     there = tmp_path / f"there{ending}"
     checkpoints.convert(source.folder, there, to_layout=layout, format=format, settings={**settings, **more})
+    back = tmp_path / "back"
+    checkpoints.convert(there, back, to_layout=source.layout)  # its manifest carries the config
+    if not layout.startswith("hf-"):  # the config of another family is written anew
+        assert (back / "config.json").read_bytes() == (source.folder / "config.json").read_bytes()
+    assert configs.read_config(OURS.get(name, "DecoderModel"), back) == source.config
+    assert_loads(back, name, source)
+
     config = there if there.is_dir() else tmp_path
     shutil.copy(folder / "config.json", config / "config.json")
     assert_loads(there, name, source)
 
-    back = tmp_path / "back"
-    checkpoints.convert(there, back, to_layout=source.layout)
-    assert configs.read_config(OURS.get(name, "DecoderModel"), back) == source.config
-    assert_loads(back, name, source)
+
+def test_file_of_a_saved_model_carries_its_config(tmp_path, original):
+    source = original("llama")
+    for side, (package, _) in SIDES.items():
+        package.save(source.models[side], tmp_path / f"{side}.npz", to_layout="torch")
+        back = checkpoints.convert(tmp_path / f"{side}.npz", tmp_path / f"{side}-hf", to_layout="hf-llama").target
+        assert_loads(back, "llama", source)
 
 
 def test_a_saved_state_of_nnx_becomes_a_folder_that_loads(tmp_path, original):
