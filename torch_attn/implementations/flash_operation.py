@@ -98,23 +98,19 @@ def _is_plain(*arrays: Tensor | None) -> bool:
 # ---- on this processor
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    kind = "decode" if _is_decoding(query, rest) else "forward"
-    return _run_forward(kind, (query, key, value), rest[: len(_OTHERS)], rest[-3:])
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, *rest: object, decodes: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    results = _forward_results(query, key, value)
+    kind = "decode" if decodes and _is_decoding(query, rest) else "forward"
+    _run(kind, (query, key, value), rest[: len(_OTHERS)], rest[-3:], zip(_FORWARD, results, strict=True))
+    return results
 
 
 def _is_decoding(query: Tensor, others: Sequence[object]) -> bool:
     """Return whether the kernel for few queries computes a call, which drops no weights."""
     seed, kept = others[5:7]
     return query.shape[1] <= words.FEW and seed is kept is None
-
-
-def _run_forward(
-    kind: str, inputs: Sequence[Tensor], others: Sequence[Any], options: Sequence[Any]
-) -> tuple[Tensor, Tensor, Tensor]:
-    results = _forward_results(*inputs)
-    _run(kind, inputs, others, options, zip(_FORWARD, results, strict=True))
-    return results
 
 
 _FORWARD = (words.CONTEXT, words.TOP, words.TOTAL)
@@ -125,7 +121,7 @@ def _backward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Te
     bias, sinks = others[:2]
     if _is_decoding(query, others):
         # That kernel rounds scores in another order, and only the rounding of the scores computed here cancels.
-        _, own_top, total = _run_forward("forward", (query, key, value), others, options)
+        _, own_top, total = _forward(query, key, value, *others, *options, decodes=False)
         top, d_total = own_top, d_total * torch.exp(own_top - top)  # a sum is relative to its largest score
     d_query, d_key, d_value = (
         torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query, key, value)
