@@ -50,7 +50,7 @@ def of_unary(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     if operation.shape.dtype != np.float64:
         return
     power = operation.params["y"] if name == "integer_pow" else 0
-    powers = {f"the power {other} for {power}": y for y in POWERS if power and y != power}
+    powers = {f"the power {y} for {power}": y for y in POWERS if power and y != power}
 
     def ways(x: Array) -> Ways:
         for text, y in powers.items():
