@@ -11,7 +11,7 @@ import numpy as np
 from ..pair import SIDES
 from ..results.findings import Side
 from ..sides.subject import Array, Call
-from .leaves import apart, match_leaves, relative
+from .leaves import apart, match_inputs, match_leaves, relative
 
 Direction = Literal["forward", "backward"]
 
@@ -49,7 +49,7 @@ class PairedCall:
             return None if distance is None else distance > limit
         if self.exchanged:
             return True
-        distance = apart(self.calls, match_leaves(*(self.calls[side].arguments.leaves for side in SIDES)), what)
+        distance = apart(self.calls, match_inputs(self.calls), what)
         if distance is None:
             distance = apart(self.calls, outputs, "outputs")
             return None if distance is None or distance > limit else False

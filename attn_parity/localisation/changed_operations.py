@@ -11,7 +11,7 @@ from ..results.findings import Side, shown
 from ..sides.subject import Arguments, Array, Call, GradientSample, Run
 from .between import Direction
 from .forcing import Paths, gradients_apart, gradients_of
-from .leaves import fed, fed_cotangents, match_leaves, match_outputs
+from .leaves import fed, fed_cotangents, match_inputs, match_outputs
 from .sides import Sides, SubmoduleRunner
 
 COPIES = 2
@@ -52,7 +52,7 @@ class ChangedOperations:
         return ""
 
     def _fed(self) -> Iterator[dict[Side, Arguments]]:
-        groups = match_leaves(*(self.calls[side].arguments.leaves for side in SIDES))
+        groups = match_inputs(self.calls)
         for copy in range(COPIES):
             yield fed(dict(self.calls), groups, "first", copy=copy)
 
@@ -81,7 +81,7 @@ class ChangedOperations:
     def _gradient_changes(self, side: Side) -> list[tuple[str, str]]:
         """Return the changes with which one side has the other's gradients."""
         calls, pairing = dict(self.calls), self.sides.pairing
-        groups, outputs = match_leaves(*(calls[one].arguments.leaves for one in SIDES)), match_outputs(calls)
+        groups, outputs = match_inputs(calls), match_outputs(calls)
         cotangents = fed_cotangents(calls, outputs, "first")
         samples, differing = [], set[str | int]()
         for arguments in self._fed():

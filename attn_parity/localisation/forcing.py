@@ -24,6 +24,7 @@ from .leaves import (
     fed_cotangents,
     got_apart,
     match_by_place,
+    match_inputs,
     match_leaves,
     match_outputs,
     other_layouts,
@@ -150,7 +151,7 @@ def apart_in(runs: Mapping[Side, Run], outputs: Sequence[LeafGroup]) -> float:
 
 def compare_freely(calls: dict[Side, Call], limit: float) -> CallTrial:
     """Compare one recorded call of each side; the outputs count only if the inputs agree and contain no integers."""
-    groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
+    groups = match_inputs(calls)
     outputs = match_outputs(calls)
     error_in, error_out = apart(calls, groups, "inputs"), apart(calls, outputs, "outputs")
     # Unequal whole numbers are other inputs, too: indices, or a mask.
@@ -229,7 +230,7 @@ def evidence_of(
     evidence: Evidence,
 ) -> Evidence:
     """Return the evidence on a pair with its inputs, outputs, weights and gradients added."""
-    groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
+    groups = match_inputs(calls)
     outputs = match_outputs(calls)
     results = {side: calls[side].outputs for side in SIDES}
     gradients: dict[Side, Arrays] = {"first": {}, "second": {}}

@@ -115,6 +115,11 @@ def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[LeafGr
     return [group for _, group in sorted(groups, key=lambda pair: pair[0])]
 
 
+def match_inputs(calls: Mapping[Side, Call]) -> list[LeafGroup]:
+    """Match the floating-point arguments of one call of each side."""
+    return match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
+
+
 def match_outputs(calls: Mapping[Side, Call]) -> list[LeafGroup]:
     """Match the floating-point outputs of one call of each side.
 

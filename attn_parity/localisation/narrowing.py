@@ -14,7 +14,7 @@ from ..verdict.criterion import precision_used
 from ..verdict.measures import Measure
 from .between import Direction, PairedCall, calls_inside, located, next_of, steps_of
 from .forcing import Feed, Paths, compare_freely, run_both
-from .leaves import LeafGroup, apart, fed, fed_cotangents, in_dtype, match_leaves, match_outputs, relative
+from .leaves import LeafGroup, apart, fed, fed_cotangents, in_dtype, match_inputs, match_leaves, match_outputs, relative
 from .sides import FAILURES, Sides, SubmoduleRunner
 from .sources import INPUTS, WORK, Overlap, Sources, edges, outputs_of, overlap
 from .tree import Node, nearest
@@ -59,12 +59,11 @@ class Narrowing:
 
     def narrowed(self, node: Node, direction: Direction) -> Narrowed:
         """Return the places in the module's code that were not excluded."""
-        for number, call_pair in enumerate(node.calls):
+        for number, calls in enumerate(node.calls):
             trial = node.trials[number] if number < len(node.trials) else None
             error = None if trial is None else trial.forward if direction == "forward" else trial.backward
             if error is None or error <= self._limit_of(node, direction):
                 continue
-            calls: dict[Side, Call] = dict(zip(SIDES, call_pair, strict=True))
             steps = self.steps(node, calls, direction)
             if steps:
                 return self._narrowed(node, calls, steps, direction)
@@ -101,7 +100,7 @@ class Narrowing:
         """
         if self._runner is None or not node.calls:
             return Narrowed()
-        calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
+        calls = node.calls[0]
         path, steps = node.path or "", self.steps(node, calls, "forward")
         if not steps:
             return Narrowed()
@@ -234,17 +233,16 @@ class Narrowing:
         """
         if node is parent or not parent.calls or not node.calls:
             return
-        returned = dict(zip(SIDES, (call.outputs for call in node.calls[0]), strict=True))
+        returned = {side: call.outputs for side, call in node.calls[0].items()}
         for side, other in (SIDES, SIDES[::-1]):
             inner = [call for call in self._calls[side] if call.path.startswith(f"{node.paths[side]}.")]
             leaves = [leaf for call in inner for leaf in (*call.arguments.leaves, *call.outputs)]
             groups = match_leaves(leaves, returned[other])
             pairs = [(one.value("first", leaves), one.value("second", returned[other])) for one in groups]
             if pairs and relative(pairs) <= self._limit_of(node, "forward"):
-                calls: dict[Side, Call] = dict(zip(SIDES, parent.calls[0], strict=True))
-                steps = self.steps(parent, calls, "forward", loose=True)
+                steps = self.steps(parent, parent.calls[0], "forward", loose=True)
                 step = next((one for one in steps if one.path == node.path), None)
-                following = next_of(step, steps, calls) if step is not None else None
+                following = next_of(step, steps, parent.calls[0]) if step is not None else None
                 after = following.path if following is not None else parent.paths["first"]
                 yield Candidate(parent.paths["first"], parent.paths["second"], (node.paths["first"], after))
                 return
@@ -255,7 +253,7 @@ class Narrowing:
         """Return the gradients with respect to the inputs of a module or of a step in it, with first axes."""
         child = node if step is None else next(one for one in _judgeable(node) if one.path == step.path)
         pair_of_calls = calls if step is None else step.calls
-        groups = match_leaves(*(pair_of_calls[side].arguments.leaves for side in SIDES))
+        groups = match_inputs(pair_of_calls)
         outputs = match_outputs(pair_of_calls)
         if self._runner is None:
             return {side: [] for side in SIDES}
@@ -330,7 +328,7 @@ def _groups_of(calls: Mapping[Side, Call]) -> list[LeafGroup]:
 
 def _same_call(calls: dict[Side, Call]) -> dict[Side, tuple[Arguments, list[Array | None]]]:
     """Return one call as both sides take it, fed with the first side's numbers."""
-    groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
+    groups = match_inputs(calls)
     arguments = fed(calls, groups, "first")
     cotangents = fed_cotangents(calls, match_outputs(calls), "first")
     return {side: (arguments[side], cotangents[side]) for side in SIDES}
@@ -349,7 +347,7 @@ def shares(
     The outputs of all submodules are held, rounded to the working precision, so that only the module's own code rounds;
     `copies` of them are tried, slightly moved.
     """
-    groups = match_leaves(*(whole[side].arguments.leaves for side in SIDES))
+    groups = match_inputs(whole)
     ends = [*({side: step.calls[side].arguments.leaves for side in SIDES} for step in steps)]
     ends.append({side: whole[side].outputs for side in SIDES})
     matched = [*(match_leaves(one["first"], one["second"]) for one in ends[:-1]), match_outputs(whole)]

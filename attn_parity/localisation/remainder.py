@@ -17,7 +17,7 @@ from ..sides.subject import Array, Call, Run, Substitute
 from ..verdict.measures import scale_of
 from .between import PairedCall
 from .forcing import Feed, apart_in, gradients_of, run_both
-from .leaves import apart, distance, match_leaves, match_outputs
+from .leaves import apart, distance, match_inputs, match_leaves, match_outputs
 from .search import LIMIT, SURE
 from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
 from .weighing import rounding
@@ -115,7 +115,7 @@ def _apart(
     """Return the relative differences of outputs and gradients, but for those of the accepted submodules."""
     outputs = match_outputs(whole)
     forward = apart_in(runs, outputs)
-    groups = match_leaves(*(whole[side].arguments.leaves for side in SIDES))
+    groups = match_inputs(whole)
     gradients = gradients_of(sides.pairing, runs, groups)
     scale = scale_of([array for arrays in gradients.values() for array in arrays.values()]) or 1.0
     left = [name for name in gradients["first"] if not any(name.startswith(f"{path}.") for path in targets)]

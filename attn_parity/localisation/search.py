@@ -24,7 +24,7 @@ from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, PairedCall, next_of
 from .changed_operations import ChangedOperations
 from .forcing import CallTrial, compare_freely, evidence_between, evidence_of, force
-from .leaves import got_apart, is_given_twice, match_leaves, shaped_apart
+from .leaves import got_apart, is_given_twice, match_inputs, shaped_apart
 from .narrowing import SMALL_PART, Narrowed, Narrowing
 from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
 from .tree import Node, build, nearest, walk
@@ -236,8 +236,7 @@ class _Search:
 
     def _try(self, node: Node) -> None:
         """Run a pair alone, on the inputs of each side in turn; if that fails, compare the free runs."""
-        for first, second in node.calls:
-            calls: dict[Side, Call] = {"first": first, "second": second}
+        for calls in node.calls:
             try:
                 trial = self._trial(node, calls)
             except FAILURES as error:
@@ -279,7 +278,7 @@ class _Search:
             except FAILURES:
                 continue
             if not trial.problem and (trial.forward or 0.0) <= self._limit_of(other, "forward"):
-                node.part_from(other, second_path, (mine[0], its[0]))
+                node.part_from(other, second_path, calls)
                 other.add(trial)
                 return
 
@@ -308,9 +307,7 @@ class _Search:
         if node.rounding is None:
             assert self.runner is not None
             try:
-                first, second = node.calls[0]
-                calls: dict[Side, Call] = {"first": first, "second": second}
-                node.rounding = rounding(self.runner, self.sides, node.paths, calls)
+                node.rounding = rounding(self.runner, self.sides, node.paths, node.calls[0])
             except FAILURES:
                 node.rounding = 0.0
         return node.rounding
@@ -325,8 +322,7 @@ class _Search:
             node.tables = {"forward": 0.0, "backward": 0.0}
             if self.allowed is not None and self.runner is not None and node.calls:
                 try:
-                    calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
-                    node.tables = explained(self.runner, self.sides, node.paths, calls)
+                    node.tables = explained(self.runner, self.sides, node.paths, node.calls[0])
                 except FAILURES:
                     node.tables = dict.fromkeys(node.tables, self.allowed)
         return node.tables
@@ -365,7 +361,7 @@ class _Search:
             if leaf is bad or not any(inner.calls for child in leaf.children for inner in walk(child))
         }
         for leaf, following in itertools.pairwise(sorted(leaves.values(), key=lambda leaf: leaf.order)):
-            outputs = (call.outputs for call in leaf.calls[0])
+            outputs = (call.outputs for call in leaf.calls[0].values())
             if shaped_apart(*outputs) and not _get_other_shapes(leaf) and _get_other_shapes(following):
                 return leaf
         return None
@@ -374,8 +370,7 @@ class _Search:
         """Return the code that calls a submodule, if it gives it one array twice where the other side gives another."""
         if node is parent or not node.calls:
             return []
-        calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
-        if not is_given_twice(calls, match_leaves(*(calls[side].arguments.leaves for side in SIDES))):
+        if not is_given_twice(node.calls[0], match_inputs(node.calls[0])):
             return []
         earlier = [child for child in nearest(parent) if child.calls and child.order < node.order]
         before = max(earlier, key=lambda child: child.order, default=parent)
@@ -410,14 +405,13 @@ class _Search:
         """Leave out submodules that the code around makes up for: what gets their outputs next agrees again."""
         if not node.calls:
             return list(bad)
-        calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
-        steps = self.narrowing.steps(node, calls, "forward", loose=True)
+        steps = self.narrowing.steps(node, node.calls[0], "forward", loose=True)
         limit = self._limit_of(node, "forward")
         healed: dict[str, bool] = {}
         for step in steps:
             if not step.differs("outputs", limit):  # the other calls of one that is called more than once say more
                 continue
-            following = next_of(step, steps, calls)
+            following = next_of(step, steps, node.calls[0])
             made_up_for = (
                 following is not None
                 # `is False`: None, where nothing can be compared, must not excuse it.
@@ -471,7 +465,7 @@ class _Search:
             settings[1].get(paths["second"], {}),
             labels=(self.sides.labels["first"], self.sides.labels["second"]),
         )
-        calls: dict[Side, Call] = dict(zip(SIDES, self._worst_call(node, direction), strict=True))
+        calls = self._worst_call(node, direction)
         if self.runner is not None and self.aim == "meaning":
             changed = ChangedOperations(self.runner, self.sides, paths, calls, direction)
             setting = dataclasses.replace(setting, changes=changed.hint)
@@ -483,14 +477,14 @@ class _Search:
             return evidence
         return dataclasses.replace(evidence_between(evidence, calls, steps), whole=evidence)
 
-    def _worst_call(self, node: Node, direction: Direction) -> tuple[Call, Call]:
+    def _worst_call(self, node: Node, direction: Direction) -> dict[Side, Call]:
         errors = [(one.forward if direction == "forward" else one.backward) or 0.0 for one in node.trials]
         return node.calls[max(range(len(errors)), key=errors.__getitem__, default=0)]
 
 
 def _get_other_shapes(node: Node) -> bool:
     """Tell whether the first call of a submodule gets arrays of other shapes on the two sides."""
-    return shaped_apart(*(call.arguments.leaves for call in node.calls[0]))
+    return shaped_apart(*(call.arguments.leaves for call in node.calls[0].values()))
 
 
 def _holds_some(node: Node, paths: Sequence[str]) -> bool:
@@ -498,14 +492,13 @@ def _holds_some(node: Node, paths: Sequence[str]) -> bool:
 
 
 def _gets_other_numbers(node: Node) -> bool:
-    calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
-    return got_apart(calls, match_leaves(*(calls[side].arguments.leaves for side in SIDES)))
+    return got_apart(node.calls[0], match_inputs(node.calls[0]))
 
 
 def _is_of_other_shapes(node: Node) -> bool:
     """Return whether a submodule returns other shapes, and gets an array that is not among those of its counterpart."""
-    calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
-    groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
+    calls = node.calls[0]
+    groups = match_inputs(calls)
     floats = {side: sum(map(is_float, calls[side].arguments.leaves)) for side in SIDES}
     is_whole = all(sum(len(group.places(side)) for group in groups) == floats[side] for side in SIDES)
     return not is_whole and shaped_apart(*(calls[side].outputs for side in SIDES))

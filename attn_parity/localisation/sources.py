@@ -18,7 +18,7 @@ from ..sides.arrays import is_float
 from ..sides.subject import Arguments, Array, Call, Substitute
 from .between import PairedCall
 from .forcing import Paths
-from .leaves import LeafGroup, distance, fed, match_leaves, match_outputs, relative
+from .leaves import LeafGroup, distance, fed, match_inputs, match_leaves, match_outputs, relative
 from .sides import FAILURES, SubmoduleRunner
 
 INPUTS = -1
@@ -229,11 +229,11 @@ class Sources:
         return outputs
 
     def _arguments(self, side: Side, *, is_moved: bool) -> Arguments:
-        arguments = fed(self._whole, match_leaves(*(self._whole[one].arguments.leaves for one in SIDES)), "first")
+        arguments = fed(self._whole, match_inputs(self._whole), "first")
         if not is_moved:
             return arguments[side]
         leaves = list(arguments[side].leaves)
-        for group in match_leaves(*(self._whole[one].arguments.leaves for one in SIDES)):
+        for group in match_inputs(self._whole):
             value = _moved(group.value("first", arguments["first"].leaves), INPUTS)
             for i in group.places(side):
                 leaves[i] = group.given(side, value)

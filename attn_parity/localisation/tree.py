@@ -32,7 +32,7 @@ class Node:
     first: bool = False
     rounding: float | None = None
     tables: dict[str, float] | None = None
-    calls: list[tuple[Call, Call]] = dataclasses.field(default_factory=list)
+    calls: list[dict[Side, Call]] = dataclasses.field(default_factory=list)
     trials: list[CallTrial] = dataclasses.field(default_factory=list)
     children: list[Node] = dataclasses.field(default_factory=list)
 
@@ -64,7 +64,8 @@ class Node:
     @property
     def returns_other_numbers(self) -> bool:
         """Whether the sides were given the same whole numbers and truth values in some call, and returned others."""
-        return any(whole_outputs(*both) and not whole_numbers(*(one.arguments for one in both)) for both in self.calls)
+        pairs = [[calls[side] for side in SIDES] for calls in self.calls]
+        return any(whole_outputs(*both) and not whole_numbers(*(one.arguments for one in both)) for both in pairs)
 
     def error(self, direction: str) -> float | None:
         """Return the difference in one direction."""
@@ -75,14 +76,14 @@ class Node:
         self.trials.append(trial)
         self.message = self.message or trial.problem
 
-    def part_from(self, other: Node, second_path: str, call: tuple[Call, Call]) -> None:
+    def part_from(self, other: Node, second_path: str, calls: dict[Side, Call]) -> None:
         """Give the counterpart to another node, which turned out to be it."""
         kind = self.second_type
         if other is not self:
             self.second_path, self.second_type, self.message = None, "", "no counterpart"
         self.calls, self.trials, self.rounding, self.tables = [], [], None, None
         other.second_path, other.second_type, other.message = second_path, kind, ""
-        other.calls, other.trials = [call], []
+        other.calls, other.trials = [calls], []
 
     def frozen(self, is_different: Callable[[Node], bool]) -> ModuleNode:
         """Return the node for a report."""
@@ -129,7 +130,7 @@ def build(
         its = calls_by_path["second"].get(second_path, []) if second_path is not None else []
         node.order = mine[0].order if mine else NEVER + position
         node.message = _why_not(second_path, mine, its, labels)
-        node.calls = list(zip(mine, its, strict=False))
+        node.calls = [{"first": first, "second": second} for first, second in zip(mine, its, strict=False)]
         # The first calls and the last, which in a loop is furthest from them.
         node.calls = node.calls[: MAX_CALLS - 1] + node.calls[MAX_CALLS - 1 :][-1:]
         _feed_alike(node)
@@ -159,9 +160,9 @@ def nearest(node: Node) -> Iterator[Node]:
 
 def _feed_alike(node: Node) -> None:
     """Let both sides have the same rows, where one gives a module more of them than the other."""
-    fed_calls = [fed_alike({"first": first, "second": second}) for first, second in node.calls] if node.path else []
+    fed_calls = [fed_alike(calls) for calls in node.calls] if node.path else []
     if fed_calls and any(fed_calls):
-        node.calls = [(one["first"], one["second"]) for one in fed_calls if one is not None]
+        node.calls = [calls for calls in fed_calls if calls is not None]
         node.refed = True
 
 

@@ -9,12 +9,12 @@ import numpy as np
 from ..pair import SIDES
 from ..results.findings import Side
 from ..sides.arrays import is_float, unit_of
-from ..sides.subject import Array, Call
+from ..sides.subject import Array, Call, Run
 from ..sides.tables import STILL
 from ..verdict.criterion import precision_used
 from ..verdict.measures import ROUNDING_FACTOR, TABLE_FACTOR, Measure, measure, scale_of
 from .forcing import Paths, shapes_apart
-from .leaves import distance, fed, fed_cotangents, match_leaves, match_outputs
+from .leaves import distance, fed, fed_cotangents, match_inputs, match_outputs
 from .sides import Sides, SubmoduleRunner
 
 TABLE_SEEDS = 2
@@ -29,7 +29,7 @@ def rounding(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[Si
 
     Rounding errors in low precision show how ill-conditioned a submodule is; in float64 they shrink with the unit.
     """
-    groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
+    groups = match_inputs(calls)
     outputs = match_outputs(calls)
     arguments = fed(calls, groups, "first", dtype=sides.dtype)
     cotangents = fed_cotangents(calls, outputs, "first", sides.dtype)
@@ -38,9 +38,7 @@ def rounding(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[Si
         low, high = (
             runner.run(side, paths[side], arguments[side], cotangents[side], low=is_low) for is_low in (True, False)
         )
-        names = sorted(low.parameter_gradients.keys() & high.parameter_gradients.keys())
-        gradients = ([*run.input_gradients, *(run.parameter_gradients[name] for name in names)] for run in (low, high))
-        largest = max(largest, _error(low.outputs, high.outputs), _error(*gradients))
+        largest = max(largest, _error(low.outputs, high.outputs), _gradient_error(low, high))
     # In units of the low precision, times the unit of float64.
     return ROUNDING_FACTOR * largest / unit_of(sides.dtype) * float(np.finfo(np.float64).eps)
 
@@ -51,7 +49,7 @@ def explained(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[S
     Tables are values that depend on neither weights nor floating-point inputs; literals are those of float32 accuracy.
     If both sides have the same ones, or none, the pair has to agree exactly.
     """
-    groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
+    groups = match_inputs(calls)
     outputs = match_outputs(calls)
     arguments, cotangents = fed(calls, groups, "first"), fed_cotangents(calls, outputs, "first")
     allowed = {"forward": 0.0, "backward": 0.0}
@@ -70,12 +68,7 @@ def explained(runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[S
                 if not run.moved:
                     break
                 largest["forward"] = max(largest["forward"], _error(run.outputs, still[side].outputs))
-                names = sorted(run.parameter_gradients.keys() & still[side].parameter_gradients.keys())
-                gradients = (
-                    [*one.input_gradients, *(one.parameter_gradients[name] for name in names)]
-                    for one in (run, still[side])
-                )
-                largest["backward"] = max(largest["backward"], _error(*gradients))
+                largest["backward"] = max(largest["backward"], _gradient_error(run, still[side]))
             # Both sides' tables may be off, in opposite directions: their effects add up.
             allowed = {key: allowed[key] + factor * largest[key] for key in allowed}
     return allowed
@@ -88,6 +81,12 @@ def _error(low: Sequence[Array | None], high: Sequence[Array | None]) -> float:
     return max((distance(one, two) / scale for one, two in pairs if is_float(one)), default=0.0)
 
 
+def _gradient_error(low: Run, high: Run) -> float:
+    """Return the largest error of the gradients that both runs have, relative to the largest value of all."""
+    names = sorted(low.parameter_gradients.keys() & high.parameter_gradients.keys())
+    return _error(*([*run.input_gradients, *(run.parameter_gradients[name] for name in names)] for run in (low, high)))
+
+
 def weigh(
     runner: SubmoduleRunner, sides: Sides, paths: Paths, calls: dict[Side, Call]
 ) -> tuple[dict[str, float], dict[str, Side], str]:
@@ -96,7 +95,7 @@ def weigh(
     Returns the share of the allowance that the worse side took, forward and backward, which side that is, and a
     problem.
     """
-    groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
+    groups = match_inputs(calls)
     outputs = match_outputs(calls)
     if not outputs:
         return {}, {}, shapes_apart(calls)
