@@ -276,10 +276,7 @@ class Narrowing:
         calls_of_sides: dict[Side, list[Call]] = {}
         try:
             for side, (arguments, cotangents) in _same_call(calls).items():
-                recorded = self._runner.record(side, node.paths[side], arguments, cotangents)
-                if recorded is None:
-                    return None
-                calls_of_sides[side] = recorded
+                calls_of_sides[side] = self._runner.record(side, node.paths[side], arguments, cotangents)
         except FAILURES:
             return None
         return calls_of_sides

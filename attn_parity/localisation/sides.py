@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,20 +96,11 @@ class SubmoduleRunner:
         )
         return run
 
-    def record(
-        self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None]
-    ) -> list[Call] | None:
-        """Return the calls inside one call of a submodule; None where the subject records only whole calls."""
+    def record(self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None]) -> list[Call]:
+        """Return the calls inside one call of a submodule."""
         subject = self._sides.subjects[side]
-        accepted_names = _parameters(subject, "substituted")
-        more: dict[str, Any] = {}
-        if path:
-            more["path"] = path
-        if self.dtype is None:
-            more["dtype"] = None
-        if not more.keys() <= set(accepted_names):
-            return None
-        calls: list[Call] = subject.substituted(self._weights[side], arguments, cotangents, {}, **more)[1]
+        weights, more = self._weights[side], {} if self.dtype is not None else {"dtype": None}
+        calls: list[Call] = subject.substituted(weights, arguments, cotangents, {}, path=path, **more)[1]
         return calls
 
     def substituted(
@@ -124,17 +114,10 @@ class SubmoduleRunner:
     ) -> tuple[list[Array], Sequence[Call]]:
         """Run one submodule with the results of calls inside it replaced; return outputs and calls."""
         subject = self._sides.subjects[side]
-        if "path" not in _parameters(subject, "substituted"):
-            raise ModuleFailedError("its calls can't be replaced")
         weights = self._sides.weights[side] if low else self._weights[side]
         dtype = None if low or side in self._sides.lacks else "float64"
         run, calls = subject.substituted(weights, arguments, None, substitutes, path=path, dtype=dtype)
         return run.outputs, calls
-
-
-def _parameters(subject: object, method: str) -> Collection[str]:
-    function = getattr(subject, method, None)
-    return () if function is None else inspect.signature(function).parameters.keys()
 
 
 def calls_of(sides: Sides, runner: SubmoduleRunner) -> tuple[dict[Side, list[Call]], list[str]]:

@@ -132,8 +132,9 @@ class Net:
         }
         return Run([output], [""], [ct @ matrix.T], of_weights)
 
-    def substituted(self, weights, arguments, cotangents, substitutes) -> tuple[Run, list[Call]]:
+    def substituted(self, weights, arguments, cotangents, substitutes, *, path="") -> tuple[Run, list[Call]]:
         """Return the run and the one call of ``fc``."""
+        assert not path
         plain = dataclasses.replace(self, gain=1.0, noise=0.0)
         run = plain.run(weights, arguments, cotangents, dtype="float64")
         call = arguments.with_leaves([leaf.astype(np.float64) for leaf in arguments.leaves])

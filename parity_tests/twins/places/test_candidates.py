@@ -329,3 +329,29 @@ def test_code_in_front_of_inputs_with_axes_exchanged_is_a_candidate():
     found, among = places(Table(), Table("xy"))
     assert found == ("", "forward", ("bias", ""))
     assert among == {("", ("bias", "")), ("", ("value", "")), ("", ("", "bias"))}
+
+
+class Recurrent(nn.Module):
+    """A layer before an LSTM, one of whose two biases the other side lacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.rnn = nn.Linear(WIDTH, WIDTH), nn.LSTM(WIDTH, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.rnn(torch.tanh(self.before(x)))[0]
+
+
+class FlaxRecurrent(nnx.Module):
+    def __init__(self):
+        self.before = linear(WIDTH, WIDTH)
+        self.rnn = nnx.RNN(nnx.OptimizedLSTMCell(WIDTH, 4, rngs=nnx.Rngs(0)))
+
+    def __call__(self, x):
+        return self.rnn(jax.nn.relu(self.before(x)))
+
+
+def test_candidates_are_excluded_where_biases_are_folded():
+    inputs = np.random.default_rng(3).normal(size=(2, 5, WIDTH)).astype(np.float32)
+    report = compare(Recurrent(), FlaxRecurrent(), inputs)
+    assert candidates(report.first_divergence) == {("", ("before", "rnn"))}
