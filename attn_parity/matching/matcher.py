@@ -29,6 +29,7 @@ from ..pairing import (
     Suited,
     Tensor,
     UnpairedError,
+    folding,
     from_rules,
     names,
     partial,
@@ -333,8 +334,12 @@ class Matcher:
         text = str(error)
         if isinstance(error, UnpairedError):
             first, second = (self.carrying.taking_part(side) for side in SIDES)
-            rules = rules_for(error, (first, second), (self._free("first"), self._free("second")))
-            text += f"; rules that would settle it (rules=, --rules): {rules}"
+            leftovers = (({one.source for one in error.first}, first), ({one.source for one in error.second}, second))
+            advice = "".join(folding(names, of_side) for names, of_side in leftovers)
+            if not advice:
+                rules = rules_for(error, (first, second), (self._free("first"), self._free("second")))
+                advice = f"rules that would settle it (rules=, --rules): {rules}"
+            text += f"; {advice}"
         error.args = (f"{text}; tied: {', '.join(tied)}" if tied else text,)
         return error
 

@@ -6,7 +6,7 @@ itself, and knows no framework beyond the names of its layers.
 
 from __future__ import annotations
 
-from .leftovers import Suited, UnpairedError, rule_of, rules_for, suited
+from .leftovers import Suited, UnpairedError, folding, rule_of, rules_for, suited
 from .proposal import propose
 from .rules import from_rules, pair_parameters, partial
 from .settling import AGREE, MAX_CANDIDATES, Distance, Partial
@@ -23,6 +23,7 @@ __all__ = [
     "Suited",
     "Tensor",
     "UnpairedError",
+    "folding",
     "from_rules",
     "lies_within",
     "pair_parameters",

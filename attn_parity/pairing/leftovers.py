@@ -104,7 +104,29 @@ def suited(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Suited]:
     return pairs
 
 
-# ---- rules that a user may paste
+# ---- advice, and rules that a user may paste
+
+_PARAMETRISED = re.compile(r"(?:(.*)\.)?parametrizations\.(\w+)\.original\d*")
+_NORMED = re.compile(r"(?:(.*)\.)?(\w+)_[gv]")
+
+
+def folding(leftover: Iterable[str], names: Collection[str]) -> str:
+    """Return the call that folds a weight which torch computes from leftover tensors; "" where it computes none.
+
+    The other side has the weight itself, which no rule makes of them.
+
+    Args:
+        leftover: names of the tensors that a side has left over.
+        names: of all its tensors.
+    """
+    for name in sorted(leftover):
+        hit, call = _PARAMETRISED.fullmatch(name), "torch.nn.utils.parametrize.remove_parametrizations"
+        if hit is None and {f"{name[:-1]}g", f"{name[:-1]}v"} <= {*names}:
+            hit, call = _NORMED.fullmatch(name), "torch.nn.utils.remove_weight_norm"
+        if hit is not None:
+            module, weight = f"module.{hit[1]}" if hit[1] else "module", hit[2]
+            return f"the module computes {weight} from {name}, so fold it first: {call}({module}, {weight!r})"
+    return ""
 
 
 def rules_for(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import tomllib
+import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -105,3 +107,34 @@ def test_rules_pair_state_that_suits():
     assert '{second = "other", drop = "REASON"}' in line
     rules = tomllib.loads(line)["rule"]
     assert compare(TorchBuffers(), FlaxBuffers(), X, seeds=1, rules=rules).verdict == "different"
+
+
+def parametrised(kind):
+    """Return two layers, the first of which computes its weight from a direction and lengths."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the older of the two
+        return nn.Sequential(kind(nn.Linear(8, 5)), nn.Tanh(), nn.Linear(5, 8))
+
+
+class Plain(nnx.Module):
+    def __init__(self):
+        self.first, self.second = nnx.Linear(8, 5, rngs=nnx.Rngs(0)), nnx.Linear(5, 8, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.second(jnp.tanh(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        (nn.utils.parametrizations.weight_norm, "torch.nn.utils.parametrize.remove_parametrizations"),
+        (nn.utils.weight_norm, "torch.nn.utils.remove_weight_norm"),
+    ],
+)
+def test_a_weight_that_is_computed_is_to_be_folded_first(kind, call):
+    module = parametrised(kind)
+    with pytest.raises(ValueError, match=re.escape(f"so fold it first: {call}(module.0, 'weight')")) as caught:
+        compare(module, Plain(), X, seeds=1)
+    assert "rule = [" not in str(caught.value)
+    operator.attrgetter(call.removeprefix("torch."))(torch)(module[0], "weight")
+    assert compare(module, Plain(), X, seeds=1).verdict == "equal"
