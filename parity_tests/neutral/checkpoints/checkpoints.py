@@ -150,6 +150,8 @@ _RIGHT = {
     "linear_att.norm.scale": (2,),
     **{f"{name}_norm.{array}": (2,) for name in "qk" for array in ("scale", "shift")},
     "W_head_gate.weight": (4, WIDTH),
+    "context_norm.scale": (8,),
+    "hidden_norm.scale": (10,),
     "query_norm.scale": (7,),
     "latent_norm.scale": (5,),
     "W_index_query.weight": (6, 7),

@@ -13,7 +13,7 @@ import pytest
 from attn_bridge.cli.app import run
 from attn_parity.confinement import process
 from attn_parity.confinement.keeper import Ending
-from attn_parity.plugin import manifest as plugin
+from attn_parity.plugin import comparing
 from attn_parity.review import driver, judging, manifest, report
 from attn_parity.review.commit import Commit, Export
 
@@ -288,16 +288,11 @@ def test_a_pair_beyond_the_limit_of_memory_of_a_review_is_one_line(repository, m
 
 
 def test_a_test_run_shows_the_notes_on_allowed_submodules():
-    [pair] = manifest.parse(PAIR)
-    allowed = [
-        {"path": "norm", "reason": "eps", "covers": ["output"], "known": True},
-        {"path": "head", "reason": "tied", "covers": [], "known": False},
-    ]
+    allowed = [("norm", "eps", True, True), ("head", "tied", False, False)]
     notes = ["norm: both sides run", "norms: too", "head: nothing differs"]
-    result = judging.Judgement(pair, "equal", "", {"allowed": allowed, "notes": notes})
-    assert plugin._summary(result) == {
+    assert comparing.summarised("equal", allowed, notes) == {
         "verdict": "equal",
-        "allowed": [("norm", "eps", True, True), ("head", "tied", False, False)],
+        "allowed": allowed,
         "notes": ["norm: both sides run"],
     }
 

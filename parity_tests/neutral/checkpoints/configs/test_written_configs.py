@@ -367,7 +367,7 @@ def test_a_refusal_is_one_line_and_writes_nothing(tmp_path, capsys, more):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["ours"]
     with pytest.raises(CheckpointError, match=r"^config.json: no config.json of hf-llama"):
         checkpoints.plan(source, tmp_path / "hf", to_layout="hf-llama")
-    assert checkpoints.plan(source, tmp_path / "x.safetensors", to_layout="hf-llama").config is None
+    assert checkpoints.plan(source, tmp_path / "x.safetensors", to_layout="hf-llama").config == {}
 
 
 @pytest.mark.parametrize("config", [None, 3, {"class": "Rotary"}, {"class": "DecoderConfig"}])
