@@ -14,7 +14,7 @@ from ..reading.decoders import WrittenKeys, feed_forward_of, write_sizes
 from ..reading.grouped import KINDS, head_dim_of, mask_of, read_sizes, window_of, write_heads
 from ..reading.model_config import ConfigFile
 from ..tables import table
-from ..tables.layers import attention_of_layer, with_name_in_memory
+from ..tables.layers import attention_of_layer
 from .gemma4 import rotary_of, write_positions
 
 CONV = "conv"
@@ -62,7 +62,7 @@ def read_lfm3(config: ConfigFile, layer: int) -> AttentionLayer:
         gate=has_gate,
         gate_scope="head" if has_gate else "channel",
     )
-    return with_name_in_memory(attention_of_layer(layout, config, layer, attention), "gate_proj", "g_proj")
+    return attention_of_layer(layout, config, layer, attention)
 
 
 def _norm(config: ConfigFile) -> RMSNormConfig:

@@ -15,7 +15,7 @@ from ..reading.grouped import KINDS, mask_of, window_of
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_nested_rotary, rope_type, write_nested
 from ..tables import table
-from ..tables.layers import attention_of_layer, with_name_in_memory
+from ..tables.layers import attention_of_layer
 from .gemma4 import plain
 
 FEEDS = ("dense", "sparse")
@@ -61,8 +61,7 @@ def read_mimo(config: ConfigFile, layer: int) -> AttentionLayer:
         value_dim=config.integer("v_head_dim"),
         value_scale=1.0 if config.get("attention_value_scale") is None else config.positive("attention_value_scale"),
     )
-    read = attention_of_layer(table("hf-mimo-v2-flash"), config, layer, spec)
-    return with_name_in_memory(read, "attention_sink_bias", "sinks")
+    return attention_of_layer(table("hf-mimo-v2-flash"), config, layer, spec)
 
 
 def read_block(config: ConfigFile, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:

@@ -50,19 +50,6 @@ def attention_of_layer(
     )
 
 
-def with_name_in_memory(read: AttentionLayer, in_file: str, in_memory: str) -> AttentionLayer:
-    """Return the attention of a layer, of which `transformers` gives a tensor another name when it reads a file.
-
-    Args:
-        read: the attention, by the names in files.
-        in_file: the tensor's name there, or the part of it that differs.
-        in_memory: the same in the state of a module.
-    """
-    rows = read.tables["transformers"]
-    renamed = tuple(dataclasses.replace(row, theirs=row.theirs.replace(in_file, in_memory)) for row in rows)
-    return dataclasses.replace(read, tables={**read.tables, "transformers-memory": renamed})
-
-
 @functools.lru_cache(maxsize=1024)
 def _tables(layout: Layout, spec: Config, sizes: tuple[tuple[str, int], ...]) -> tuple[str, dict[str, Table]]:
     """Return the beginning of the names of a layer's tensors, and library -> the rows behind it.
