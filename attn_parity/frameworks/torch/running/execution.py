@@ -305,6 +305,10 @@ def precision_of(dtype: str | None) -> contextlib.AbstractContextManager[object]
     return promoted() if dtype == "float64" else contextlib.nullcontext()
 
 
+CONSTANT = "bind an array without a gradient to the code, as functools.partial does, in place of a weight or an input"
+"""Remedy where torch has no derivative with respect to an array, such as the class weights of its losses."""
+
+
 def failure(
     error: Exception,
     dtype: str | None,
@@ -323,6 +327,7 @@ def failure(
             details = f"called with {', '.join(inputs)}"
     details = "; ".join(filter(None, (raised_at(error), details)))
     message += f" ({details})" if details else ""
+    message += f"; {CONSTANT}" if "is not differentiable with respect to argument" in text else ""
     return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
 
 

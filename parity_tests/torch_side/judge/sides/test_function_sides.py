@@ -12,7 +12,7 @@ from torch import nn
 from attn_parity.frameworks.torch.subject import subject_of
 from attn_parity.frameworks.torch.weights import dotted
 from attn_parity.sides.function import function
-from attn_parity.sides.subject import Arguments
+from attn_parity.sides.subject import Arguments, ModuleFailedError
 
 from .modules import X, dense, run
 
@@ -75,3 +75,16 @@ def test_a_bare_tensor_and_a_partial_function_are_taken():
     subject = subject_of(function(functools.partial(lambda weight, x, k: x @ weight * k, k=2.0), torch.ones(6, 6)))
     assert list(subject.parameters()) == ["weights"]
     np.testing.assert_allclose(run(subject).outputs[0], 2.0 * X @ np.ones((6, 6)), rtol=1e-5)
+
+
+def test_a_weight_without_a_derivative_is_to_be_bound():
+    target = torch.rand(*X.shape)
+
+    def loss(weights, x, bound=None):
+        positive = weights["positive"] if bound is None else bound
+        return nn.functional.binary_cross_entropy_with_logits(x, target, pos_weight=positive)
+
+    with pytest.raises(ModuleFailedError, match=r"'pos_weight'.*; bind an array without a gradient to the code, as"):
+        run(subject_of(function(loss, {"positive": torch.rand(6)})))
+    bound = functools.partial(loss, bound=torch.rand(6))
+    assert np.isfinite(run(subject_of(function(bound, {"scale": torch.ones(1)}))).outputs[0])
