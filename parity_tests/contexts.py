@@ -85,11 +85,13 @@ def share(mlir: Any) -> None:
     A program shares what it lowers with those lowered under the same settings and parameters, unless sizes are open.
     """
     construct, contexts = mlir.ModuleContext.__init__, Contexts()
+    # From 0.12 on JAX gives ten programs a context itself, which ends with none of ours.
+    make = getattr(mlir, "_create_ir_context", mlir.make_ir_context)
 
     @functools.wraps(construct)
     def constructed(self: Any, *arguments: Any, context: Any = None, **options: Any) -> None:
         if context is None:
-            context = contexts.get(mlir.make_ir_context)
+            context = contexts.get(make)
             if not (sizes := options.get("shape_poly_state")) or not sizes.dim_vars:
                 settings = (mlir.config.trace_context(), options["lowering_parameters"])
                 options.setdefault("lowering_cache", Lowerings(contexts.lowered.setdefault(settings, {})))

@@ -79,7 +79,7 @@ def test_whole_models_name_their_own_keywords(backend, name):
 
 def test_an_unknown_keyword_is_left_to_python(backend):
     message = error_of(make(backend, "MultiHeadAttention"), backend.as_argument(draw(2, 5, 4)), attention_masc=None)
-    assert message.endswith("got an unexpected keyword argument 'attention_masc'")
+    assert "got an unexpected keyword argument 'attention_masc'" in message  # Python 3.13 adds what it may mean
 
 
 # ---- configs in place of sizes
