@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from pathlib import Path
 
@@ -116,6 +117,26 @@ def test_the_docs_page_lists_every_fault_and_its_command():
     )
     assert gallery.count("| yes |") > 200
     assert "| NO |" not in gallery
+
+
+DOCS = Path(attn_bridge.__file__).parents[1] / "docs"
+NUMBERS = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+
+
+@pytest.mark.parametrize("name", ["../README.md", "index.md"])
+def test_opening_pages_repeat_the_count_of_the_table(name):
+    [counts] = re.findall(r"`: ([0-9]+ of [0-9]+) visible plants", (DOCS / "mutants.md").read_text(encoding="utf-8"))
+    opening = (DOCS / name).read_text(encoding="utf-8")
+    assert re.findall(r"([0-9]+ of [0-9]+) planted faults", opening) == [counts]
+
+
+def test_the_page_of_an_alpha_repeats_the_figures_of_the_pages_it_links():
+    alpha = (DOCS / "alpha.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+) \| (.+) \| \[.+\]\(([a-z-]+\.md).*\) \|$", alpha, re.MULTILINE)
+    assert len(rows) >= 5
+    for question, answer, page in rows:
+        figures = set(NUMBERS.findall((DOCS / page).read_text(encoding="utf-8")))
+        assert {*NUMBERS.findall(question), *NUMBERS.findall(answer)} <= figures, question
 
 
 def test_at_least_twenty_faults_have_names_and_descriptions():
