@@ -140,11 +140,11 @@ class Narrowing:
 
         Code behind may exchange them back, as layouts do, or nothing may: both are possible.
         """
-        usual = {group.turn.axes for group in _groups_of(calls)}
+        usual = {group.turn.axes for group in match_inputs(calls)}
         for step in steps:
             if step.path == chain[1]:
                 break
-            turns = [group.turn for group in _groups_of(step.calls)]
+            turns = [group.turn for group in match_inputs(step.calls)]
             if any(not turn.is_plain and turn.first == turn.second and turn.axes not in usual for turn in turns):
                 sources = self._sources(node, calls, steps, step)
                 feeding = sources.feeding() if sources is not None else None
@@ -317,10 +317,6 @@ def _end(name: str, path: str, within: str) -> str:
 def _overlap(calls: Mapping[Side, Call], limit: float) -> Overlap | None:
     first, second = (calls[side].outputs for side in SIDES)
     return overlap(first[0], second[0], limit) if len(first) == len(second) == 1 else None
-
-
-def _groups_of(calls: Mapping[Side, Call]) -> list[LeafGroup]:
-    return match_leaves(*(calls[side].arguments.leaves for side in SIDES))
 
 
 def _same_call(calls: dict[Side, Call]) -> dict[Side, tuple[Arguments, list[Array | None]]]:

@@ -335,7 +335,7 @@ class Matcher:
         if isinstance(error, UnpairedError):
             first, second = (self.carrying.taking_part(side) for side in SIDES)
             leftovers = (({one.source for one in error.first}, first), ({one.source for one in error.second}, second))
-            advice = "".join(folding(names, of_side) for names, of_side in leftovers)
+            advice = "; ".join(filter(None, (folding(names, of_side) for names, of_side in leftovers)))
             if not advice:
                 rules = rules_for(error, (first, second), (self._free("first"), self._free("second")))
                 advice = f"rules that would settle it (rules=, --rules): {rules}"
