@@ -1,4 +1,4 @@
-"""Let the compilations of a thread share one MLIR context, and what is in it, where XLA doesn't optimize either.
+"""Let the compilations of a thread share an MLIR context and its lowered operations, where XLA doesn't optimize either.
 
 JAX makes a context for each program that it lowers, and loads all dialects into it: 3 ms, for an eager operation as
 much as all of its tracing and lowering. Programs don't see the context that they are lowered in. Neither do they see
@@ -22,7 +22,7 @@ OF_A_MODULE = ("custom_call", "partition_id", "replica_id", "all_", "collective_
 
 
 class Lowerings(dict[Any, Any]):
-    """What a program has lowered, operation by operation; what it lacks it takes from other programs of its context."""
+    """The lowered operations of a program; missing ones are taken from other programs of its context."""
 
     def __init__(self, shared: dict[Any, Any]):
         super().__init__()

@@ -27,7 +27,9 @@ _SIDE = re.compile(r"\s*(?:(?:[a-zA-Z]\w*|\((?:\s*[a-zA-Z]\w*)+\s*\)|\.\.\.)\s*)
 
 @functools.cache
 def _axes_of(pattern: str, extra: frozenset[str]) -> tuple[frozenset[str], str]:
-    """Return the axes of theirs in a pattern, of which tables have few, and the rule that it breaks; "" for none.
+    """Return the outside tensor's axes in a pattern, and the rule that the pattern breaks; "" for none.
+
+    Tables have few patterns, so that each is parsed once.
 
     Args:
         pattern: axes of ours ``->`` axes of theirs.

@@ -30,7 +30,7 @@ that follows. All placeholders of a plain rule are integers.
 
 @functools.cache
 def placeholders(template: str) -> frozenset[str]:
-    """Return the placeholders of a template; layouts share most of theirs."""
+    """Return the placeholders of a template; layouts share most templates, so that each is parsed once."""
     return frozenset("i" if name == LATER else name for name in PLACEHOLDER.findall(template))
 
 

@@ -88,10 +88,10 @@ class Stack(nnx.Module):
             if number == 0 and self.config.lends_table:
                 arguments["return_bias"] = True
             result = block(x, attention_mask=attention_mask, positions=positions, **arguments)
-            x, *others = result if isinstance(result, tuple) else (result,)
+            x, *further = result if isinstance(result, tuple) else (result,)
             if "return_bias" in arguments:
-                table, *others = others
-            caches += others
+                table, *further = further
+            caches += further
         if self.config.norm is not None:
             x = self.final_norm(x)
         return x if cache is None else (x, tuple(caches))
