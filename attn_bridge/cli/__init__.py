@@ -20,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     more.
     """
     if arguments is None:
+        importlib.import_module(f"{__name__}.collector").pause(sys.argv[1:])
         importlib.import_module("attn_parity.commands.isolation.supervision").begin(sys.argv[1:])
     from . import app
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attn_bridge.cli import collector
 from attn_bridge.cli.output import progress
 
 from .. import input_files as arrays
@@ -303,6 +304,7 @@ class Comparison:
             ours = _loaded(self.factories[0], "FIRST", self.build_seed) if kept is None else kept.factory
             theirs = _loaded(self.factories[1], "SECOND", self.build_seed)
             sources = _sources(ours, theirs)
+            collector.resume()
             breadcrumbs.note(sources={side: str(file) for side, file in sources.items()})
             if dog is not None:
                 dog.sources |= sources

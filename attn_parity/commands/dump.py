@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from attn_bridge.cli import collector
 from attn_bridge.cli.output import progress
 
 from .. import input_files as arrays
@@ -101,6 +102,7 @@ def dump(
     with arrays.explained(shapes), watched(timeout) as dog, progress() as advance, running("dumping"):
         with watch.phase("", "importing"), factories.seeded(build_seed):
             made = factories.load(factory, "FACTORY")
+        collector.resume()
         file = getattr(made.module, "__file__", None)
         sources = {} if file is None else {"": Path(file)}
         names = dict.fromkeys(("torch", "flax"), "side")  # there is no other

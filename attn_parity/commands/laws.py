@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from attn_bridge.cli import collector
 from attn_bridge.cli.output import check_writable, progress, write_json, written
 
 from .. import input_files as arrays
@@ -81,6 +82,7 @@ def laws(
 
         with watch.phase("", "importing"), factories.seeded(build_seed):
             made = factories.load(factory, "FACTORY")
+        collector.resume()
         file = getattr(made.module, "__file__", None)
         names = dict.fromkeys(("torch", "flax"), "side")  # there is no other
         breadcrumbs.note(names=names, sources={"": file} if file else {})

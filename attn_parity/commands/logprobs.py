@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from attn_bridge.cli import collector
 from attn_bridge.cli.output import check_writable, write_json
 
 from ..sides.libraries import Value
@@ -57,6 +58,7 @@ def logprobs(
             built = [_built(one, what, build_seed) for one, what in zip(sides, ("A", "B"), strict=True)]
             report = judge(*built, tokens=ids, noise=draws or None)
     else:
+        collector.resume()
         report = judge(*sides, tokens=ids, noise=draws or None)
     if json_file is not None:
         write_json(report.to_json(), json_file)
@@ -75,4 +77,5 @@ def _built(side: Value, what: str, seed: int) -> Value:
         return side
     with factories.seeded(seed):
         factory = factories.load(side, what)
+    collector.resume()
     return factory.build(seed)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...printable import printable
+from .. import collector
 from ..output import open_in_browser, temporary_page, write_json
 from . import tasks
 from .options import (
@@ -180,6 +181,7 @@ def convert(
         def begin(plan: Plan) -> None:
             nonlocal planned, advance
             planned = plan
+            collector.resume()
             show(plan)
             advance = bar.enter_context(_bytes_bar())
 
@@ -243,6 +245,7 @@ def inspect(
     page = temporary_page() if show and html is None else html
     if page is not None:
         check_page(page, path, json_file)
+    collector.resume()
     facts = checkpoints.inspect(path, format=format)
     if page is not None:
         with _bytes_bar() as advance:
@@ -362,6 +365,7 @@ def verify(
         for option, value in {**options, "--max-memory": memory}.items():
             if value is not None:
                 raise ValueError(f"{option} ({value}) says how a source was converted; {source} holds digests")
+    collector.resume()
     with _bytes_bar() as advance:
         verification = (
             live.verify(live_digests, paths[-1], named_settings)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .. import collector
 from ..output import write_json
 from ..processes import AUTO
 from .options import (
@@ -96,6 +97,7 @@ def plan(
         step=step,
         item=item,
     )
+    collector.resume()
     asked = Request.of(source, target, options)
     with asked.opened() as prepared:
         planned, tasks = prepared.plan, jobs.tasks_of(prepared.plan, prepared.format, workers, size)

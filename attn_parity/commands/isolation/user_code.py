@@ -144,6 +144,7 @@ def end(status: int) -> NoReturn:
         raise SystemExit(status)  # not sys.exit, which user code may have replaced
     with _no_way_out():
         atexit._run_exitfuncs()
+    gc.unfreeze()  # the objects of the start are listed too
     for stream in gc.get_objects():
         if issubclass(type(stream), io.IOBase):
             with contextlib.suppress(Exception):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import cli
-from attn_bridge.cli import app
+from attn_bridge.cli import app, collector
 from attn_parity.commands.isolation import supervision
 
 RUN = "from attn_bridge.cli.app import run; assert 0 == run"
@@ -43,7 +43,7 @@ def test_console_module_runs_as_a_program_without_a_framework():
     ("statement", "limit", "heavy"),
     [
         ("import attn_bridge", 1, "numpy|typer|rich"),
-        (f"{RUN}(['--help'])", 51, "torch|jax|flax|attn_bridge.models|attn_bridge.reference"),
+        (f"{RUN}(['--help'])", 52, "torch|jax|flax|attn_bridge.models|attn_bridge.reference"),
         (
             f"{RUN}(['convert', 'source.npz', 'target.npz', '--to', 'same'])",
             193,
@@ -52,7 +52,7 @@ def test_console_module_runs_as_a_program_without_a_framework():
         ),
         (
             "import attn_parity.commands.compare, attn_parity.compare.driver, attn_parity.repro",
-            168,
+            169,
             "torch|jax|flax|scipy|rich|attn_bridge.models|attn_bridge.checkpoints",
         ),
     ],
@@ -71,6 +71,38 @@ def test_few_modules_are_imported(statement, limit, heavy, tmp_path):
     number, loaded = done.stderr.splitlines()[-1].split(" ", 1)
     assert loaded == "[]"
     assert int(number) <= limit
+
+
+SIDE = "from attn_bridge import parity\nimport numpy as np\n\ndef make():\n    return parity.function(np.tanh, {})\n"
+
+AT_EXIT = """
+import atexit, gc, os, pathlib, sys
+from attn_bridge import cli
+pid = os.getpid()
+def note():
+    if os.getpid() != pid or "--shape" not in sys.argv:
+        pathlib.Path("state").write_text(f"{gc.isenabled()} {gc.get_freeze_count() > 10_000}")
+atexit.register(note)
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("command", [*collector.COMMANDS, "digest"])
+def test_the_garbage_collector_runs_once_modules_are_loaded(command, tmp_path):
+    np.savez(tmp_path / "source.npz", x=np.ones(2, np.float32))
+    (tmp_path / "side.py").write_text(SIDE)
+    words = {
+        "compare": "side.py:make side.py:make --shape 2,3",
+        "convert": "source.npz target.npz --to same",
+        "dump": "side.py:make out --shape 2,3",
+        "laws": "side.py:make --shape 2,3",
+        "logprobs": "source.npz source.npz",
+        "plan": "source.npz target.npz --to same",
+        "verify": "source.npz source.npz",
+    }.get(command, "source.npz")
+    line = [sys.executable, "-c", AT_EXIT, command, *words.split()]
+    subprocess.run(line, capture_output=True, check=False, cwd=tmp_path)
+    assert (tmp_path / "state").read_text() == f"True {command in collector.COMMANDS}"
 
 
 def test_the_shell_completes_commands_and_options():

@@ -30,7 +30,7 @@ def left():
 def stays():
     global log
     log = open("log.txt", "w")
-    log.write("kept")
+    log.write(str(os.getpid()))
     threading.Thread(target=threading.Event().wait, args=(600,)).start()
     raise RuntimeError("the verdict")
 
@@ -39,6 +39,9 @@ def patched():
     sys.exit = print
     atexit.register(os._exit, 0)
     raise RuntimeError("the verdict")
+
+early = open(f"early.{os.getpid()}", "w")
+early.write("kept")
 """
 
 ENDS = {
@@ -66,7 +69,8 @@ def test_the_process_ends_with_one_line_whatever_a_factory_does(tmp_path):
     }
     ended = {factory: (process.communicate(timeout=100)[1], process.returncode) for factory, process in started.items()}
     assert ended == {factory: (f"error: {line}\n", 2) for factory, line in ENDS.items()}
-    assert (tmp_path / "log.txt").read_text() == "kept"
+    pid = (tmp_path / "log.txt").read_text()
+    assert (tmp_path / f"early.{pid}").read_text() == "kept"
 
 
 def test_a_terminated_command_ends_by_that_signal_with_its_child(tmp_path):
