@@ -232,6 +232,16 @@ def check_scores_operand(name: str, shape: Shape, dtype: str, scores_shape: Shap
         raise ValueError(f"{name} {_misfit(shape, scores_shape)}")
 
 
+def check_no_offset(kind: str, offset: bool) -> None:
+    """Refuse a layer that adds something to its product where the matrix alone is asked for.
+
+    Raises:
+        ValueError: it does; gives the class of the layer.
+    """
+    if offset:
+        raise ValueError(f"absorbed must be False for a layer ({kind}) that adds something to its product")
+
+
 def check_sinks(shape: Shape, dtype: str, num_heads: int) -> None:
     """Check the sink logits: one per query head, floating point."""
     if not is_floating(dtype):

@@ -28,6 +28,7 @@ from attn_bridge.masks.positions import Full
 
 from . import implementations
 from .linear import Linear
+from .operations import few_rows
 from .random import Rngs
 from .signatures import typed_as
 from .signatures.function import FunctionCall
@@ -322,12 +323,21 @@ def check_dtype(x: Float[Array, "..."], layer: nnx.Linear | Array, name: str = "
 def matrix(layer: nnx.Linear, x: Float[Array, "..."], size: int) -> Float[Array, "i o"]:
     """Return the matrix ``(in, out)`` of a linear layer without bias, in the dtype in which it would take `x`.
 
-    Of a layer that replaced ours, it is the layer's result for the `size` unit vectors.
+    Of a layer that replaced ours, or its product, it is the layer's result for the `size` unit vectors.
+
+    Raises:
+        ValueError: the layer adds something to its product, where the values are known.
     """
-    if is_stock(layer):
+    if is_plain(layer):
         return layer.kernel.astype(layer.dtype or jnp.promote_types(x.dtype, layer.kernel.dtype))
-    matrix: Array = layer(jnp.eye(size, dtype=x.dtype))
-    return matrix
+    matrix: Array = layer(jnp.eye(size + 1, size, dtype=x.dtype))
+    validation.check_no_offset(type(layer).__name__, _has_values(matrix) and bool(matrix[size].any()))
+    return matrix[:size]
+
+
+def is_plain(layer: nnx.Module) -> bool:
+    """Return whether a call of a layer is JAX's product with its weights, and nothing else: no other `dot_general`."""
+    return is_stock(layer) and layer.dot_general in (few_rows.dot_general, jax.lax.dot_general)
 
 
 def is_stock(layer: nnx.Module) -> bool:
@@ -344,12 +354,13 @@ def is_stock(layer: nnx.Module) -> bool:
 def widened(layer: nnx.Module, x: Float[Array, "... i"]) -> Float[Array, "... o"]:
     """Return the output of a linear layer, its input and weights in float32, or wider ones as they are.
 
-    A layer that replaced ours computes in its own dtype.
+    A layer that replaced ours computes in its own dtype. A product that replaced JAX's gets the wide numbers.
     """
     wide = wide_dtype(x)
     if not is_stock(layer):
         return layer(x).astype(wide)
-    out = x.astype(wide) @ layer.kernel.astype(wide)
+    last = (((x.ndim - 1,), (0,)), ((), ()))
+    out = layer.dot_general(x.astype(wide), layer.kernel.astype(wide), last, precision=layer.precision)
     return out if layer.bias is None else out + layer.bias.astype(wide)
 
 

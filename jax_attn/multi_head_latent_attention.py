@@ -92,7 +92,8 @@ class MultiHeadLatentAttention(Layer):
                 end of the cache.
             cache: of `init_cache`; `x` follows the tokens in it.
             absorbed: whether queries go to the latents and the context comes from them, instead of keys and values
-                being made of all latents; the same numbers but for rounding. None: for one token with a cache.
+                being made of all latents; the same numbers but for rounding. None: for one token with a cache,
+                unless a layer that makes them was replaced.
             return_weights: also return the attention weights ``(B, H, T, S)``, without ``B`` for 2-D `x`, as they are
                 before dropout.
 
@@ -100,7 +101,8 @@ class MultiHeadLatentAttention(Layer):
             The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the cache if given.
 
         Raises:
-            ValueError: shapes that do not fit, or more tokens than the cache has room for.
+            ValueError: shapes that do not fit, more tokens than the cache has room for, or `absorbed` by a layer that
+                adds something to its product.
             TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers.
         """
         config = self.config
@@ -127,8 +129,9 @@ class MultiHeadLatentAttention(Layer):
         options |= functional.attention_arguments(self)
         # For one token, making keys and values of all S cached latents takes S times the two projections; absorbed,
         # these apply once, to the query and to the context. For many tokens attention over latents is wider, and costs
-        # more.
-        if absorbed or (absorbed is None and cache is not None and batch.shape[1] == 1):
+        # more. Layers that were replaced or that have hooks need not be matrices.
+        is_plain = functional.is_plain(self.W_key) and functional.is_plain(self.W_value)
+        if absorbed or (absorbed is None and cache is not None and batch.shape[1] == 1 and is_plain):
             context, weights = self._absorbed(query_nope, query_rope, latent, options)
         else:
             context, weights = self._naive(query_nope, query_rope, latent, options)

@@ -341,12 +341,21 @@ def check_dtype(x: Float[Tensor, "..."], layer: nn.Linear | Tensor, name: str = 
 def matrix(layer: nn.Linear, x: Float[Tensor, "..."], size: int) -> Float[Tensor, "i o"]:
     """Return the matrix ``(in, out)`` of a linear layer without bias, in the dtype in which it would take `x`.
 
-    Of a layer that replaced ours, it is the layer's result for the `size` unit vectors.
+    Of a layer that replaced ours, or has hooks, it is the layer's result for the `size` unit vectors.
+
+    Raises:
+        ValueError: the layer adds something to its product, where the values are known.
     """
-    if is_stock(layer):
+    if is_plain(layer):
         return layer.weight.T
-    matrix: Tensor = layer(torch.eye(size, dtype=x.dtype, device=x.device))
-    return matrix
+    matrix: Tensor = layer(torch.eye(size + 1, size, dtype=x.dtype, device=x.device))
+    validation.check_no_offset(type(layer).__name__, _has_values(matrix) and bool(matrix[size].any()))
+    return matrix[:size]
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Return whether a call of a layer is torch's product with its weights, and nothing else: no hooks either."""
+    return is_stock(layer) and not _is_watched(layer)
 
 
 def is_stock(layer: nn.Module) -> bool:
@@ -361,12 +370,17 @@ def is_stock(layer: nn.Module) -> bool:
 def widened(layer: nn.Module, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
     """Return the output of a linear layer, its input and weights in float32, or wider ones as they are.
 
-    A layer that replaced ours computes in its own dtype.
+    A layer that replaced ours, or whose `forward` was, computes in its own dtype. Hooks get the wide numbers.
     """
     wide = wide_dtype(x)
-    if not is_stock(layer):
+    if not is_stock(layer) or _is_patched(layer):
         return layer(x).to(wide)
     with without_autocast(x):
+        if _is_watched(layer):
+            arrays = [*layer.named_parameters(), *layer.named_buffers()]
+            wider = {name: array.to(wide) for name, array in arrays if array.is_floating_point()}
+            watched: Tensor = torch.func.functional_call(layer, wider, (x.to(wide),))
+            return watched
         out = x.to(wide) @ layer.weight.to(wide).T
     return out if layer.bias is None else out + layer.bias.to(wide)
 
@@ -399,7 +413,17 @@ def project_heads(x: Float[Tensor, "B T D"], heads: Sequence[nn.Module]) -> list
 
 
 def _is_watched(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+    """Return whether a call of a layer does more than the forward of its class: hooks, or a `forward` of its own.
+
+    Older versions of pruning and of weight and spectral norms are hooks that write the weight.
+    """
+    own = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return bool(own) or torch.nn.modules.module._has_any_global_hook() or _is_patched(layer)
+
+
+def _is_patched(layer: nn.Module) -> bool:
+    """Return whether a layer's `forward` was replaced on the layer alone, as offloading to other devices does."""
+    return "forward" in vars(layer)
 
 
 def as_pair(result: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
