@@ -31,7 +31,9 @@ def cut(array: Tensor, pattern: str, chunk_size: int) -> Tensor:
     if takes_other_sizes():  # a single chunk: a loop over chunks would fix their number, and the length by it
         return rearrange(array, pattern, n=1).contiguous()
     size = min(chunk_size, tokens)
-    filled = torch.nn.functional.pad(array, (0, 0) * (array.ndim - 2) + (0, -tokens % size))
+    # No `pad`: of nothing it keeps the strides, which the compiler does not expect where the length is open.
+    zeros = array.new_zeros(array.shape[0], -tokens % size, *array.shape[2:])
+    filled = torch.cat([array, zeros], 1)
     return rearrange(filled, pattern, t=size).contiguous()  # once, not in each product
 
 

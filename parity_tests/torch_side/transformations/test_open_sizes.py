@@ -13,6 +13,7 @@ from attn_bridge.specs import (
     GatedDeltaNetConfig,
     GroupedQueryAttentionConfig,
     LayerNormConfig,
+    LightningAttentionConfig,
     Rotary,
 )
 from attn_bridge.specs.grouped_query_attention import Temperature
@@ -95,3 +96,13 @@ def test_a_recurrent_layer_takes_a_mask():
     x = torch.randn(2, 5, 16, dtype=torch.float64)
     found, expected = (run(x, attention_mask=mask) for run in (call, layer))
     torch.testing.assert_close(found, expected)
+
+
+def test_the_gradient_of_chunks_is_taken_at_every_open_length():
+    config = LightningAttentionConfig(8, 2, head_dim=3)
+    layer = drawn(torch_attn.LightningAttention(config, dtype=torch.float64))
+    call = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    for tokens in (7, 64):
+        x = torch.randn(2, tokens, 8, dtype=torch.float64, requires_grad=True)
+        found, expected = (torch.autograd.grad(run(x).square().sum(), x) for run in (call, layer))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
