@@ -265,6 +265,17 @@ def check_integer(name: str, value: object) -> None:
         raise TypeError(f"{name} must be an integer, got {kind}")
 
 
+def check_32_bits(lowest: int, highest: int) -> None:
+    """Check integers that JAX holds in int32.
+
+    Raises:
+        ValueError: an integer below ``-2**31``, or from ``2**31`` on.
+    """
+    for number in (lowest, highest):
+        if not -(1 << 31) <= number < 1 << 31:
+            raise ValueError(f"an integer ({number}) must fit in 32 bits without jax_enable_x64")
+
+
 def check_rate(name: str, rate: float) -> None:
     """Check a dropout rate: a real number in [0, 1)."""
     check_number(name, rate)

@@ -429,7 +429,14 @@ def attention_arguments(module: nnx.Module) -> dict[str, Any]:
 
 
 def signed(array: Int[Array, "..."]) -> Int[Array, "..."]:
-    """Return integers in a dtype whose sums and differences do not wrap around, and that holds any size."""
+    """Return integers in a dtype whose sums and differences do not wrap around, and that holds any size.
+
+    Raises:
+        ValueError: a number that JAX would cut to 32 bits, where the values are known.
+    """
+    is_cut = not jax.config.jax_enable_x64 and dtype_name(array) in ("int64", "uint32", "uint64")
+    if is_cut and (not isinstance(array, jax.Array) or _has_values(array)) and np.size(array):
+        validation.check_32_bits(int(np.min(array)), int(np.max(array)))
     array = jnp.asarray(array)
     return array if array.dtype in (jnp.int32, jnp.int64) else array.astype(int)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, UInt
 
 from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary, Temperature
 from attn_bridge.specs.position import Sinusoids, sinusoid_rates
@@ -110,8 +110,20 @@ def alibi_bias(
         ``(H, T, S)``, or ``(B, H, T, S)`` where positions have a batch axis.
     """
     slopes = jnp.asarray(Alibi().slopes(num_heads), dtype)
-    distance = query_positions[..., :, None] - key_positions[..., None, :]
-    return -slopes[:, None, None] * distance[..., None, :, :].astype(dtype)
+    size, is_later = (array[..., None, :, :] for array in _distances(query_positions, key_positions))
+    size = size.astype(dtype)
+    return -slopes[:, None, None] * jnp.where(is_later, -size, size)
+
+
+def _distances(
+    query_positions: Int[Array, "... T"], key_positions: Int[Array, "... S"]
+) -> tuple[UInt[Array, "... T S"], Bool[Array, "... T S"]]:
+    """Return how far every key is from every query, and whether it is later; of any two positions of 32 bits."""
+    dtype = jnp.promote_types(query_positions.dtype, key_positions.dtype)
+    query, key = query_positions[..., :, None].astype(dtype), key_positions[..., None, :].astype(dtype)
+    # A difference that wraps around has the bits of the right unsigned number.
+    size = jnp.where(key > query, key - query, query - key)
+    return size.view(f"uint{8 * dtype.itemsize}"), key > query
 
 
 def apply_temperature(
@@ -143,12 +155,12 @@ def relative_buckets(
     Returns:
         Integers ``(T, S)``, or ``(B, T, S)`` where positions have a batch axis.
     """
-    later = key_positions[..., None, :] - query_positions[..., :, None]
-    bounds = jnp.asarray(position.bounds())
+    size, is_later = _distances(query_positions, key_positions)
+    bounds = jnp.asarray(position.bounds(), size.dtype)
     if not position.bidirectional:
-        return jnp.searchsorted(bounds, jnp.maximum(-later, 0), side="right")
-    buckets = jnp.searchsorted(bounds, jnp.abs(later), side="right")
-    return jnp.where(later > 0, buckets + position.num_per_direction, buckets)
+        return jnp.searchsorted(bounds, jnp.where(is_later, 0, size), side="right")
+    buckets = jnp.searchsorted(bounds, size, side="right")
+    return jnp.where(is_later, buckets + position.num_per_direction, buckets)
 
 
 def relative_bias(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, RelativeBias, Rotary, Temperature
@@ -123,8 +123,17 @@ def alibi_bias(
         ``(H, T, S)``, or ``(B, H, T, S)`` where positions have a batch axis.
     """
     slopes = torch.as_tensor(Alibi().slopes(num_heads), device=query_positions.device).to(dtype)
-    distance = query_positions[..., :, None] - key_positions[..., None, :]
-    return -slopes[:, None, None] * distance[..., None, :, :].to(dtype)
+    size, is_later = (array[..., None, :, :] for array in _distances(query_positions, key_positions))
+    size = size.to(dtype)
+    return -slopes[:, None, None] * torch.where(is_later, -size, size)
+
+
+def _distances(
+    query_positions: Int[Tensor, "... T"], key_positions: Int[Tensor, "... S"]
+) -> tuple[Int[Tensor, "... T S"], Bool[Tensor, "... T S"]]:
+    """Return how far every key is from every query, and whether it is later; of any two positions of 32 bits."""
+    later = key_positions[..., None, :].long() - query_positions[..., :, None].long()
+    return torch.abs(later), later > 0
 
 
 def apply_temperature(
@@ -156,12 +165,12 @@ def relative_buckets(
     Returns:
         Integers ``(T, S)``, or ``(B, T, S)`` where positions have a batch axis.
     """
-    later = key_positions[..., None, :] - query_positions[..., :, None]
-    bounds = torch.tensor(position.bounds(), device=later.device)
+    size, is_later = _distances(query_positions, key_positions)
+    bounds = torch.tensor(position.bounds(), device=size.device)
     if not position.bidirectional:
-        return torch.bucketize(torch.clamp(-later, min=0), bounds, right=True)
-    buckets = torch.bucketize(torch.abs(later), bounds, right=True)
-    return torch.where(later > 0, buckets + position.num_per_direction, buckets)
+        return torch.bucketize(torch.where(is_later, 0, size), bounds, right=True)
+    buckets = torch.bucketize(size, bounds, right=True)
+    return torch.where(is_later, buckets + position.num_per_direction, buckets)
 
 
 def relative_bias(

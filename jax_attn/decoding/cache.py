@@ -121,7 +121,7 @@ class KeyValueCache:
         return cls(
             jnp.zeros((batch_size, slots, num_kv_heads, head_dim), dtype),
             jnp.zeros((batch_size, slots, num_kv_heads, value_dim), dtype),
-            jnp.zeros((batch_size, slots), jnp.int32),
+            jnp.zeros((batch_size, slots), int),
             jnp.ones((batch_size, slots), bool),
             jnp.zeros((batch_size, 1), jnp.int32),
             jnp.zeros((), jnp.int32),
@@ -182,7 +182,7 @@ class KeyValueCache:
         padding = left_padding(mask)
         if padding is not None:
             mask = mask.behind(padding[:, None, None])
-        positions = jnp.broadcast_to(positions, key.shape[:2]).astype(jnp.int32)
+        positions = jnp.broadcast_to(positions, key.shape[:2]).astype(self.positions.dtype)
         if self.rolling:
             return self._padded(hidden)._roll(key, value, positions, hidden, mask)
         cache = self._padded(hidden)._write(key, value, positions, hidden)

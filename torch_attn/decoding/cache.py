@@ -121,7 +121,7 @@ class KeyValueCache:
         return cls(
             key,
             value,
-            torch.zeros(batch_size, slots, device=device, dtype=torch.int32),
+            torch.zeros(batch_size, slots, device=device, dtype=torch.int64),
             torch.ones(batch_size, slots, device=device, dtype=torch.bool),
             torch.zeros(batch_size, 1, device=device, dtype=torch.int32),
             0,

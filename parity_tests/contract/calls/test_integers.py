@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from attn_bridge.masks import documents, full
+from attn_bridge.masks import causal, documents, full
 from attn_bridge.specs import (
     Alibi,
     DecoderBlockConfig,
@@ -76,3 +78,25 @@ def test_documents_with_numbers_of_64_bits_stay_apart(backend, ids):
     same = (WIDE_IDS[:, :, None] == WIDE_IDS[:, None])[:, None]
     found, wanted = (backend.run(module, x, mask)[0] for mask in (documents(ids), same))
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("name", ["alibi", "relative bias"])
+def test_positions_of_32_bits_may_be_as_far_apart_as_they_can(backend, name, cached):
+    # Later keys would have a bias that leaves no digits for the scores.
+    config, x = dataclasses.replace(CONFIGS[name], mask=causal()), backend.as_argument(draw(1, 4, 8))
+    module = backend.build("GroupedQueryAttention", config=config)
+    backend.load(module, draw_weights(config, 0))
+    module.eval()
+    far, near = (np.array([-size, 0, size - 1, size - 1], "int32") for size in (2**31, 10**6))
+
+    def run(positions):
+        at = backend.as_argument(positions)
+        if not cached:
+            return numbers(module(x, positions=at))
+        cache = module.init_cache(1, 4)
+        _, cache = module(x[:, :3], positions=at[:3], cache=cache)
+        return numbers(module(x[:, 3:], positions=at[3:], cache=cache)[0])
+
+    # Keys that far have no weight, or share the last bucket, as nearer ones do.
+    np.testing.assert_array_equal(run(far), run(near))
