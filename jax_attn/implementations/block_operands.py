@@ -29,6 +29,19 @@ def false_of(operands: object) -> Array:
     return functools.reduce(jnp.logical_or, (first ^ first for first in firsts)).any()
 
 
+def varying_alike(operands: State) -> State:
+    """Return arrays that all vary along the axes of a `jax.shard_map` along which one does."""
+    return varying_with(operands, operands)
+
+
+def varying_with(operands: object, arrays: State) -> State:
+    """Return arrays, such as those that a loop begins with, that vary along the same axes as any operand."""
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return arrays
+    never = false_of(operands)
+    return jax.tree.map(lambda array: jnp.where(never, array, array), arrays)
+
+
 def _product(left: Array, axis: int, right: Array, other: int) -> Array:
     """Return the matrix product of each head over an axis of either side; one head needs no batch, which is slower.
 

@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Float
 
-from .block_operands import false_of
+from .block_operands import varying_alike
 from .block_plan import BlockPlan
 from .slopes import INPUTS, Operands, Slopes, tangents_of
 
@@ -37,9 +37,7 @@ class Passes(NamedTuple):
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def attention(passes: Passes, plan: BlockPlan, *operands: Array) -> tuple[Array, Array]:
     """Return the context and, per row, the logarithm of the sum of ``exp(scores)``; both have gradients."""
-    if jax.sharding.get_abstract_mesh().manual_axes:
-        never = false_of(operands)
-        operands = jax.tree.map(lambda array: jnp.where(never, array, array), operands)
+    operands = varying_alike(operands)
     context, top, total = _differentiable(passes, plan, *operands)
     # Of the sum alone, so that its gradient is the one of the logarithm; the top is a shift that cancels.
     sums = jnp.where(total != 0.0, lax.stop_gradient(top) + jnp.log(jnp.where(total != 0.0, total, 1.0)), -jnp.inf)

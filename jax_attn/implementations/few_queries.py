@@ -20,6 +20,7 @@ from jaxtyping import Float
 from attn_bridge.masks import ArrayMask
 
 from . import reference
+from .block_operands import varying_alike, varying_with
 from .call import KernelCall
 from .slopes import Operands, Slopes, tangents_of
 
@@ -80,7 +81,8 @@ def attend(call: KernelCall) -> Float[Array, "B T H Dv"]:
     )
     softcap = None if call.softcap is None else float(call.softcap)
     precision = jax.config.jax_default_matmul_precision
-    return _attend(precision, float(call.scale), softcap, call.query, call.key, call.value, bias, call.sinks, allowed)
+    operands = varying_alike((call.query, call.key, call.value, bias, call.sinks, allowed))
+    return _attend(precision, float(call.scale), softcap, *operands)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -128,8 +130,9 @@ def _attend(precision: str | None, scale: float, softcap: float | None, *operand
         return context * shrink + part, new_top, total * shrink + weights.sum(-1, keepdims=True)
 
     shape = (query.shape[0], heads, group, query.shape[1])
-    zeros = jnp.zeros((*shape, value.shape[3]), dtype), jnp.zeros((*shape, 1), dtype)
-    context, top, total = lax.fori_loop(first, last, step, (zeros[0], jnp.full((*shape, 1), -jnp.inf, dtype), zeros[1]))
+    context, total = jnp.zeros((*shape, value.shape[3]), dtype), jnp.zeros((*shape, 1), dtype)
+    kept = varying_with(operands, (context, jnp.full((*shape, 1), -jnp.inf, dtype), total))
+    context, top, total = lax.fori_loop(first, last, step, kept)
     sees = total != 0.0  # also where all scores are NaN, which XLA's maximum may pass over
     if sinks is not None:
         sink = rearrange(sinks.astype(dtype), "(k g) -> k g 1 1", k=heads)

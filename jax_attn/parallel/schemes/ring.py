@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from attn_bridge.sharding import turns
 from ... import implementations
 from ...implementations import KernelCall
 from ...implementations.backward_only import REASON, backward_only
-from ...implementations.block_operands import false_of
+from ...implementations.block_operands import false_of, varying_alike
 from ...implementations.reference import Drawn
 from ..block_masks import Views, columns, local_arrays, views_of
 
@@ -106,7 +106,6 @@ LEAST_PART = 1 << 18
 FORWARD = f"method 'ring' {REASON}: give parallelize method='all_gather'"
 """Message that refuses `jax.jvp`: the gradient goes around the ring by hand-written code."""
 
-Tree = TypeVar("Tree")
 
 Arrays = Any
 """Arrays of a device, in tuples."""
@@ -144,7 +143,7 @@ def attend(
         keep: dropout mask, like `bias`.
     """
     query, key, value = (backward_only(FORWARD, operand) for operand in (query, key, value))
-    operands = _varying_alike((query, key, value, bias, arrays, keep))
+    operands = varying_alike((query, key, value, bias, arrays, keep))
     context, sums = _attend(ring, *operands)
     if sinks is not None:
         sinks = sinks.astype(sums.dtype)[None, :, None]
@@ -395,9 +394,3 @@ def _zeros_like(arrays: Arrays, dtype: object) -> Arrays:
 def _filled(never: Array, shape: tuple[int, ...], dtype: object, value: float) -> Array:
     """Return an array of one number that varies along the axes of the mesh along which `never` does."""
     return jnp.where(never, jnp.asarray(1.0, dtype), jnp.full(shape, value, dtype))
-
-
-def _varying_alike(arrays: Tree) -> Tree:
-    """Return arrays that all vary along those axes of the mesh along which one does, as branches ask."""
-    never = false_of(arrays)
-    return jax.tree.map(lambda array: jnp.where(never, array, array), arrays)

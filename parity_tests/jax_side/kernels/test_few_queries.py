@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 
 import jax
@@ -9,6 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from attn_bridge import masks
 from jax_attn import functional
@@ -42,6 +44,28 @@ def test_few_queries_matches_the_reference(name):
     for got, want in zip(*found, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
     assert functional.explain(*arrays, mask=mask, **options)["few_queries"] is None
+
+
+@pytest.mark.parametrize("mask", [masks.causal().offset(690), masks.padding(np.array([700]))], ids=str)
+def test_devices_of_a_shard_map_attend_by_themselves(mask):
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    query, key = (jnp.asarray(RANDOM.normal(size=(1, size, 2, 8)), jnp.float32) for size in (1, 700))
+    sinks = jnp.asarray([0.3, -1.0])
+
+    def loss(query, key, sinks, name=None):
+        context = functional.dot_product_attention(query, key, key, mask=mask, sinks=sinks, implementation=name)
+        return jnp.sin(context).sum(keepdims=True)
+
+    of_all = functools.partial(loss, name="reference")
+    assert functional.explain(query, key, key, mask=mask, sinks=sinks)["few_queries"] is None
+    specs = (P("d"), P(), P())  # keys and sinks are the same for all devices
+    mapped = jax.shard_map(functools.partial(loss, name="few_queries"), mesh=mesh, in_specs=specs, out_specs=P("d"))
+    found, wanted = (
+        jax.jit(jax.value_and_grad(lambda *operands, run=run: run(*operands).sum(), (0, 1, 2)))(query, key, sinks)
+        for run in (mapped, of_all)
+    )
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
 
 
 def test_it_says_what_it_does_not_do():
