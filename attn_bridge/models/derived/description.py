@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 from ...printable import printable
 from ...weights.rows import Row
 from ..reading.decoders import inverse
+from ..reading.grouped import KINDS
 from ..rows.files import row_of, table_of
 
 Value = bool | int | float | str | None
@@ -18,6 +20,9 @@ Written = bool | int | float | str | list[Any] | dict[str, Any]
 
 _LISTS = ("prefixes", "pattern", "first", "last", "required", "libraries", "further_types", "scalings")
 """Attributes of a description that are lists of names."""
+
+_ACCEPTED = ("fixed", "fixed_mixer", "fixed_pattern")
+"""Attributes that map a key to the values that are accepted, in a file as JSON."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +101,7 @@ class Description:
         last: kinds of the last layers, likewise.
         fixed: key with an effect that no field of ours has -> its proven values.
         unless: key of `fixed` -> other key -> its values that leave the former without effect.
+        fixed_mixer: likewise, keys that matter only in recurrent layers.
         fixed_pattern: likewise, keys that matter only where a config has no ``layer_types``.
         same: key that is null or the same as another -> that one, such as the width of embeddings and of the model.
         required: keys that must not be null.
@@ -123,6 +129,7 @@ class Description:
     last: tuple[str, ...] = ()
     fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     unless: Mapping[str, Mapping[str, list[Value]]] = dataclasses.field(default_factory=dict)
+    fixed_mixer: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
     fixed_pattern: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
     same: Mapping[str, str] = dataclasses.field(default_factory=dict)
     required: tuple[str, ...] = ()
@@ -132,6 +139,25 @@ class Description:
     even_heads: bool = False
     renamed: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     proof: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def parts(self) -> frozenset[str]:
+        """Parts of our configs that have fields, such as ``attention``."""
+        return frozenset(field.partition(".")[0] for field in self.fields)
+
+    @functools.cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the kinds of layers: without a window or a recurrent state, and with it."""
+        source = self.fields.get("layers.kinds")
+        return source.value if source is not None and isinstance(source.value, tuple) else KINDS
+
+    @functools.cached_property
+    def mixer(self) -> tuple[str, dict[str, str], dict[str, Any]]:
+        """The kind of the recurrent layers, and their fields: field -> key, and field -> constant."""
+        fields = {name.partition(".")[2]: one for name, one in self.fields.items() if name.startswith("mixer.")}
+        kind = str(fields.pop("kind").value)
+        keys = {name: one.key for name, one in fields.items() if one.key}
+        return kind, keys, {name: one.value for name, one in fields.items() if not one.key}
 
     def kind_of(self, layer: int, layers: int) -> str:
         """Return the kind of a layer where a config has no ``layer_types``.
@@ -161,13 +187,11 @@ def loads(text: str, path: str) -> Description:
             for name, source in table.items()
         }
         rows = tuple(map(row_of, document.pop("rows", ())))
-        fixed, patterned = (
-            {key: tuple(map(json.loads, values)) for key, values in document.pop(name, {}).items()}
-            for name in ("fixed", "fixed_pattern")
-        )
+        for name in _ACCEPTED:
+            document[name] = {key: tuple(map(json.loads, values)) for key, values in document.pop(name, {}).items()}
         aliases = {key: tuple(names) for key, names in document.pop("aliases", {}).items()}
         document |= {key: tuple(document[key]) for key in _LISTS if key in document}
-        return Description(**document, rows=rows, fields=fields, fixed=fixed, fixed_pattern=patterned, aliases=aliases)
+        return Description(**document, rows=rows, fields=fields, aliases=aliases)
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: {printable(error, 400)}") from error
 
@@ -201,7 +225,7 @@ def _lines(description: Description) -> Iterator[str]:
         "aliases": {key: list(names) for key, names in description.aliases.items()},
         **{
             name: {key: [json.dumps(value) for value in values] for key, values in getattr(description, name).items()}
-            for name in ("fixed", "fixed_pattern")
+            for name in _ACCEPTED
         },
     }
     for name, table in tables.items():

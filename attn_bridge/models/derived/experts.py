@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...printable import printable
@@ -30,13 +30,17 @@ def is_sparse(config: ConfigFile, layer: int, values: Values) -> bool:
         config: the model's.
         layer: index of the block.
         values: ``types``, a kind per block, which takes precedence where it is given; ``first`` and ``last`` block with
-            experts (-1 is the last block); ``step``, every how many-th block has them; ``dense``, blocks without.
+            experts (-1 is the last block); ``step``, every how many-th block has them; ``dense``, blocks without;
+            ``recurs``, whether it is the block of its interval that has them; a ``count`` of experts that must be
+            ``above`` a number.
 
     Raises:
         TypeError: ``dense`` is not a list of integers.
         ValueError: ``types`` has no known kind for the block, or ``step`` is below 1.
     """
     kinds = values.get("types")
+    if not values.get("recurs", True) or values.get("count", 1) <= values.get("above", 0):
+        return False
     if kinds is not None:
         if not isinstance(kinds, list | tuple) or len(kinds) <= layer or kinds[layer] not in KINDS:
             excerpt = printable(repr(kinds), 60)
@@ -93,6 +97,14 @@ def read_experts(
     )
 
 
+def period(layers: Sequence[bool]) -> dict[str, int]:
+    """Return the ``interval`` and the ``offset`` in it of the layers with a part; those of none where they differ."""
+    numbers = [number for number, has_part in enumerate(layers) if has_part]
+    offset = numbers[0] if numbers else len(layers)
+    interval = numbers[1] - offset if len(numbers) > 1 else len(layers) + 1
+    return {"interval": interval, "offset": offset}
+
+
 def written_parts(config: DecoderConfig) -> dict[str, object]:
     """Return part -> an object with a value per field, of feed-forward layers and experts."""
     layers = [block.feed_forward for block in config.blocks]
@@ -105,6 +117,7 @@ def written_parts(config: DecoderConfig) -> dict[str, object]:
         first=sparse.index(True) if any(sparse) else len(sparse),
         last=-1,
         step=1,
+        **period(sparse),
     )
     if mixture is None:
         return {"feed_forward": dense, "sparse": kinds}

@@ -19,7 +19,17 @@ _SHARED = {
     name: table(name)
     for name in (
         *("hf-llama", "hf-gemma", "hf-olmo", "hf-olmo2", "hf-phi3", "hf-mixtral", "hf-qwen3-moe", "hf-deepseek"),
-        *("hf-bloom", "hf-gpt2", "hf-gpt-oss"),
+        *(
+            "hf-bloom",
+            "hf-gpt2",
+            "hf-gpt-oss",
+            "hf-qwen3-next",
+            "hf-qwen3-5",
+            "hf-olmo-hybrid",
+            "hf-mamba",
+            "hf-mamba2",
+        ),
+        *("hf-bamba", "hf-granitemoehybrid", "hf-jamba"),
     )
 }
 """Layouts that described families may use, and then are listed with."""

@@ -11,7 +11,7 @@ from typing import Any
 from ... import whole_files
 from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig
-from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig, Recurrent
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
 from ...specs.layer_norm import LayerNormConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
@@ -29,6 +29,7 @@ from ..reading.grouped import (
 )
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import (
+    has_null_base,
     read_nested_rotary,
     read_rotary,
     read_rotary_by_kind,
@@ -37,7 +38,7 @@ from ..rows.attention import OPENAI, Table, interleaved_rotary
 from ..rows.common import TIE
 from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, QUANTISED, TOGETHER, TOWERS, decoder
 from ..tables.layers import attention_of_layer
-from . import experts, latent, runs
+from . import experts, latent, mixers, runs
 from .buffers import rows_of_buffers
 from .description import Description, KeySource, dumps
 from .writing import (
@@ -114,6 +115,8 @@ class FamilyReader:
         """Return the attention of a layer."""
         self._refuse(config)
         kind = self.kind(config, layer)
+        if mixers.PART in self.description.parts and kind == self.description.kinds[True]:
+            return self._mixer(config, layer)
         if latent.LATENT_DIM in self.description.fields:
             return self._latent(config, layer, kind)
         qk_norm = self.part(config, "qk_norm")
@@ -141,6 +144,13 @@ class FamilyReader:
             mask=mask_of(config, layer, kind),
         )
         return self._layer(config, layer, spec)
+
+    def _mixer(self, config: ConfigFile, layer: int) -> AttentionLayer:
+        """Return a recurrent layer."""
+        for key, accepted in self.description.fixed_mixer.items():
+            config.refuse(key, *accepted)
+        spec = mixers.read(config, *self.description.mixer)
+        return attention_of_layer(self.layout, config, layer, spec)
 
     def _layer(
         self, config: ConfigFile, layer: int, spec: GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig
@@ -172,14 +182,18 @@ class FamilyReader:
     def block(self, config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
         """Return a block around the attention."""
         layers, options = self._feed_forward(config, layer), self.part(config, "block")
+        if isinstance(attention, Recurrent):
+            options |= self.part(config, "mixer_block")
         if isinstance(layers, MixtureOfExpertsConfig) and self.part(config, "experts").get("last_norm"):
             options["norms"] = "pre_and_last"
         return DecoderBlockConfig(attention, layers, self._norm(config), **options)
 
-    def _feed_forward(self, config: ConfigFile, layer: int) -> FeedForwardConfig | MixtureOfExpertsConfig:
-        """Return the feed-forward layers of a block, or its experts."""
+    def _feed_forward(self, config: ConfigFile, layer: int) -> FeedForwardConfig | MixtureOfExpertsConfig | None:
+        """Return the feed-forward layers of a block, or its experts; None in a family without."""
+        if "feed_forward" not in self.description.parts:
+            return None
         width, options = config.integer("hidden_size"), self.part(config, "feed_forward")
-        if not self._may_have_experts or not experts.is_sparse(config, layer, self.part(config, "sparse")):
+        if not self._may_have_experts or not self._is_sparse(config, layer):
             return FeedForwardConfig(width, **options)
         values = self.part(config, "experts")
         router, groups = self.part(config, "router"), self._groups(config)
@@ -188,6 +202,27 @@ class FamilyReader:
     @property
     def _may_have_experts(self) -> bool:
         return "experts.num_experts" in self.description.fields
+
+    def _is_sparse(self, config: ConfigFile, layer: int) -> bool:
+        """Return whether a block has experts."""
+        values = self.part(config, "sparse")
+        if "interval" in values:
+            values["recurs"] = self._recurs(config, layer, "sparse")
+        return experts.is_sparse(config, layer, values)
+
+    def _recurs(self, config: ConfigFile, layer: int, part: str) -> bool:
+        """Return whether a layer is the one of its interval that has a part of the model (Jamba).
+
+        Raises:
+            ValueError: the offset is not within the interval.
+        """
+        (interval, period), (offset, first) = (
+            (self.description.fields[f"{part}.{name}"].key, self.value(config, f"{part}.{name}"))
+            for name in ("interval", "offset")
+        )
+        if first >= period:
+            raise ValueError(f"{offset} ({first}) must be less than {interval} ({period})")
+        return bool(layer % period == first)
 
     def _groups(self, config: ConfigFile) -> dict[str, Any]:
         """Return the arguments of `ExpertGroups`; none where a key switches groups off."""
@@ -200,13 +235,10 @@ class FamilyReader:
 
     def model(self, config: ConfigFile) -> dict[str, Any]:
         """Return the arguments of a model other than blocks, vocabulary and width."""
-        values = self.part(config, "sparse")
         if (
             self._may_have_experts
             and "experts.may_be_dense" not in self.description.fields
-            and not any(
-                experts.is_sparse(config, layer, values) for layer in range(config.integer("num_hidden_layers"))
-            )
+            and not any(self._is_sparse(config, layer) for layer in range(config.integer("num_hidden_layers")))
         ):
             # Its tensors would be those of another family, whose layout claims them.
             raise ValueError(f"no layer of {config.model_type} has experts, which needs at least one")
@@ -227,7 +259,7 @@ class FamilyReader:
         "types or unrotated window", likewise, in layers without rotary positions; "types", ``layer_types``, or else the
         pattern; with the field ``layers.interval``, or else the last layer of each interval has no window.
         """
-        rule = self.description.fields["layers.rule"].value
+        rule, kinds = self.description.fields["layers.rule"].value, self.description.kinds
         is_off = "layers.switch" in self.description.fields and not self.value(config, "layers.switch")
         if is_off and rule == "window":
             return KINDS[False]
@@ -235,8 +267,12 @@ class FamilyReader:
             return KINDS[config.integer_or_none("sliding_window") is not None]
         if rule in FROM_WINDOW:
             return config.layer_type(layer, KINDS[config.integer_or_none("sliding_window") is not None])
-        if rule == "full":
-            return KINDS[False]
+        if rule in ("full", "mixer"):
+            return kinds[rule == "mixer"]
+        if rule == "listed":
+            return kinds[layer not in (self.value(config, "layers.listed") or ())]
+        if rule == "period":
+            return kinds[not self._recurs(config, layer, "period")]
         if rule == "runs":
             return runs.read_kind(config, layer)
         if config.get("layer_types") is None:
@@ -248,12 +284,23 @@ class FamilyReader:
         elif rule == UNROTATED:
             usual = KINDS[not is_off and config.get("sliding_window") is not None and not self._turns(config, layer)]
         elif "layers.interval" in self.description.fields:
-            usual = KINDS[bool((layer + 1) % self.value(config, "layers.interval"))]
+            usual = kinds[bool((layer + 1) % self.value(config, "layers.interval"))]
+        elif "layers.listed" in self.description.fields:
+            listed = self.value(config, "layers.listed")
+            usual = kinds[listed is not None and layer not in listed]
         else:
-            usual = self.description.kind_of(layer, config.integer("num_hidden_layers"))
+            layers = config.integer("num_hidden_layers")
+            usual = self.description.kind_of(layer, layers)
+            if "layers.is_shallow" in self.description.fields and layer == layers - 1 < len(self.description.pattern):
+                usual = self.description.pattern[-1]
         kind = config.layer_type(layer, usual)
         if is_off and kind != KINDS[False] and rule != UNROTATED:  # which the masks of SmolLM3 ignore
             raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, but windows are switched off")
+        if mixers.PART in self.description.parts:
+            kind = self.description.renamed.get("layer_types", {}).get(kind, kind)
+            if kind not in kinds:
+                only = " or ".join(kinds)
+                raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, which must be {only}")
         return kind
 
     def part(self, config: ConfigFile, part: str) -> dict[str, Any]:
@@ -316,6 +363,12 @@ class FamilyReader:
         options = self.part(config, "position")
         if not options or kind not in options.pop("kinds"):
             return None
+        if options.pop("method", None) != options.pop("only", None):
+            return None
+        if options.pop("may_lack", False) and has_null_base(config):
+            return None
+        if "part" in options:
+            config = config.with_given({**config.given, "partial_rotary_factor": options.pop("part")})
         if "alibi" in options:
             return Alibi()
         if "dim" in options:
@@ -351,10 +404,11 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     **dict.fromkeys(("num_positions", "num_token_types", "dim"), ConfigFile.integer),
     **dict.fromkeys(("embedding_width", "head_width"), ConfigFile.integer),
     **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
-    **dict.fromkeys(("types", "dense", "method"), ConfigFile.get),
+    **dict.fromkeys(("types", "dense", "method", "listed"), ConfigFile.get),
     "rate": ConfigFile.number,
     "dropout": lambda config, key: config.number_or_none(key) or 0.0,
     "interval": ConfigFile.integer,
+    **dict.fromkeys(("offset", "count"), lambda config, key: config.integer(key, 0)),
     "head_dim": ConfigFile.integer_or_none,
     **dict.fromkeys(("num_kv_heads", "query_dim"), ConfigFile.integer_or_none),
     **dict.fromkeys(("latent_dim", "nope_dim", "rope_dim", "value_dim"), ConfigFile.integer),

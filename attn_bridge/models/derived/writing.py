@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...specs.blocks.feed_forward import Activation
-from ...specs.decoder_model import DecoderConfig
+from ...specs.decoder_model import DecoderConfig, Recurrent
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ..reading import multimodal
@@ -15,7 +15,7 @@ from ..reading.decoders import ACTIVATIONS, NAMES, attention_of, write_sizes
 from ..reading.grouped import KINDS, check_even_heads, rotary_by_kind, write_heads, write_windows
 from ..reading.model_config import nested
 from ..reading.rotary import write_nested, write_rotary, write_rotary_by_kind
-from . import experts, latent, runs
+from . import experts, latent, mixers, runs
 from .description import Description, KeySource
 
 FROM_WINDOW = ("window or types", "types or window")
@@ -54,14 +54,16 @@ class FamilyWriter:
     def write(self, config: DecoderConfig) -> dict[str, object]:
         """Return the keys of a config; a value that no key holds is left out, and found when they are read again."""
         attention, heads, width = self._write_attention(config)
-        if self.description.even_heads:
+        if self.description.even_heads and attention is not None:
             check_even_heads(config, attention.num_heads)
         first = config.blocks[0]
+        is_full = [not isinstance(one.attention, Recurrent) for one in config.blocks]
+        position = getattr(attention, "position", None)
         parts = {
             "attention": attention,
             "qk_norm": getattr(attention, "qk_norm", None),
             "temperature": getattr(attention, "temperature", None),
-            "position": attention.position,
+            "position": position,
             "indexer": getattr(attention, "indexer", None),
             "norm": first.norm,
             "last_norm": config.norm,
@@ -70,7 +72,9 @@ class FamilyWriter:
             "layers": types.SimpleNamespace(
                 heads=[getattr(one.attention, "num_heads", 0) for one in config.blocks],
                 rotated=[int(getattr(one.attention, "position", None) is not None) for one in config.blocks],
+                listed=[layer for layer, is_one in enumerate(is_full) if is_one],
             ),
+            "period": types.SimpleNamespace(**experts.period(is_full)),
             **experts.written_parts(config),
         }
         rotary = self._write_rotary(config, width)
@@ -107,6 +111,7 @@ class FamilyWriter:
         for field, key in (("head_dim", "head_dim"), ("num_kv_heads", "num_key_value_heads")):
             if f"attention.{field}" not in self.description.fields and latent.LATENT_DIM not in self.description.fields:
                 written.pop(key, None)
+        given = {part for part, values in parts.items() if values is not None}
         for field, source in self.description.fields.items():
             part, _, name = field.partition(".")
             value = getattr(parts.get(part), name, None)
@@ -116,13 +121,24 @@ class FamilyWriter:
                 offset = config.position_offset if source.less else 0
                 written[source.key] = value + offset if source.less else value - source.plus
             elif source.key and part == "position":
-                written[source.key] = _written(name, getattr(attention.position, name, value), source)
+                written[source.key] = _written(name, getattr(position, name, value), source)
             elif name in ACTIVATED and source.key and value is not None:
                 written[source.key] = self._activation_name(source.key, value)
             elif source.per and value is not None:
                 written[source.key] = source.product(value, written[source.per] ** source.per_power)
-            elif source.key not in ("", "hidden_size") and (value is not None or (name in OPTIONAL and part in parts)):
+            elif source.key not in ("", "hidden_size") and (value is not None or (name in OPTIONAL and part in given)):
                 written[source.key] = self._whole(source.key, _written(name, value, source))
+        if "sparse.count" in self.description.fields:
+            fewest = self.description.fields["sparse.above"].value
+            count = getattr(parts.get("experts"), "num_experts", fewest)
+            written[self.description.fields["sparse.count"].key] = count
+        if "position.method" in self.description.fields:
+            only = self.description.fields["position.only"].value
+            written[self.description.fields["position.method"].key] = None if position is None else only
+        if "position.may_lack" in self.description.fields and attention is not None and position is None:
+            written["rope_theta"] = None
+        if mixers.PART in self.description.parts:
+            written |= mixers.write(config, *self.description.mixer[:2])
         inner = {key: value for key, value in written.items() if key.startswith(ROTARY)}
         scaling = {**(written.get("rope_scaling") or {"rope_type": "default"})}
         scaling |= {key.removeprefix(ROTARY): value for key, value in inner.items()}
@@ -136,8 +152,13 @@ class FamilyWriter:
     def _write_masks(self, config: DecoderConfig) -> dict[str, object]:
         """Return the keys of the kinds of layers, and of their window."""
         rule = self.description.fields["layers.rule"].value
-        if rule == "full":
+        if rule in ("full", "mixer", "listed", "period"):
             return {}
+        if mixers.PART in self.description.parts:
+            listed = [self.description.kinds[isinstance(block.attention, Recurrent)] for block in config.blocks]
+            if "layers.needs_both" in self.description.fields and len({*listed}) < 2:
+                raise ValueError("blocks of one kind alone are no model there")
+            return {"layer_types": listed}
         masks = write_windows(config)
         if rule in ("types", "types or window", UNROTATED):
             return masks
@@ -166,8 +187,10 @@ class FamilyWriter:
 
     def _write_attention(
         self, config: DecoderConfig
-    ) -> tuple[GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig, dict[str, object], int]:
+    ) -> tuple[GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig | None, dict[str, object], int]:
         """Return the attention, the keys of its heads, and the width that rotary positions may turn a part of."""
+        if all(isinstance(block.attention, Recurrent) for block in config.blocks):
+            return None, {}, 0
         if latent.LATENT_DIM in self.description.fields:
             of_latent = attention_of(config, MultiHeadLatentAttentionConfig)
             return of_latent, latent.write_heads(of_latent), of_latent.rope_dim

@@ -9,6 +9,7 @@ from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.mamba2 import GatedNormOrder, Mamba2Config
+from ..derived import mixers
 from ..family import AttentionLayer
 from ..reading.decoders import (
     WrittenKeys,
@@ -24,9 +25,21 @@ from ..reading.model_config import ConfigFile, as_number
 from ..reading.rotary import read_rotary, write_rotary
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .mamba2 import Keys, read_config, write_keys
 
-_KEYS = Keys(width="mamba_d_ssm")
+_KEYS = {
+    "num_heads": "mamba_n_heads",
+    "head_dim": "mamba_d_head",
+    "width": "mamba_d_ssm",
+    "expand": "mamba_expand",
+    "state_size": "mamba_d_state",
+    "num_groups": "mamba_n_groups",
+    "conv_size": "mamba_d_conv",
+    "conv_bias": "mamba_conv_bias",
+    "bias": "mamba_proj_bias",
+    "eps": "rms_norm_eps",
+    "limits": "time_step_limit",
+}
+"""Field of Mamba-2 -> the key that has it."""
 
 
 def read_attention(config: ConfigFile, layer: int) -> AttentionLayer:
@@ -67,10 +80,12 @@ def read_block(config: ConfigFile, layer: int, attention: Attention) -> DecoderB
     if bias:  # which the factor of the input does not scale
         config.refuse("ssm_in_multiplier", 1.0)
     order: GatedNormOrder = "norm_first" if config.flag("mamba_norm_before_gate") else "gate_first"
-    recurrent = read_config(config, _KEYS).replace(
-        norm_order=order if config.flag("mamba_rms_norm") else "none",
-        projection_scales=tuple(factor * number for number in _factors(config, "ssm_multipliers", 5)),
-    )
+    config.refuse("hidden_act", "silu", "swish")
+    constants = {
+        "norm_order": order if config.flag("mamba_rms_norm") else "none",
+        "projection_scales": tuple(factor * number for number in _factors(config, "ssm_multipliers", 5)),
+    }
+    recurrent = mixers.read(config, "mamba2", _KEYS, constants)
     out = config.positive("attention_in_multiplier") * config.positive("attention_out_multiplier")
     return DecoderBlockConfig(
         attention,
@@ -119,7 +134,7 @@ def write_falcon_h1(config: DecoderConfig, model_type: str) -> WrittenKeys:
         **write_llama_decoder(config, bias="mlp_bias"),
         **write_heads(attention),
         **write_rotary(attention.position),
-        **write_keys(recurrent, _KEYS),
+        **mixers.write_layer(recurrent, _KEYS),
         "attention_bias": attention.qkv_bias,
         "projectors_bias": recurrent.bias,
         "mamba_rms_norm": recurrent.norm_order != "none",

@@ -10,30 +10,28 @@ from ...specs.decoder_model import Attention, DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.mamba2 import Mamba2Config
 from ...specs.rms_norm import RMSNormConfig
+from ..derived import mixers
 from ..family import AttentionLayer
 from ..reading.decoders import NAMES, WrittenKeys, activation_of, feed_forward_of, write_sizes
 from ..reading.grouped import read_sizes, write_heads
 from ..reading.model_config import ConfigFile
 from ..tables import table
 from ..tables.layers import attention_of_layer
-from .mamba2 import Keys, read_config, write_layer
 
 LAYOUT = table("hf-nemotron-h")
 
-_KEYS = Keys(
-    heads="mamba_num_heads",
-    head_dim="mamba_head_dim",
-    expand="",
-    state="ssm_state_size",
-    groups="n_groups",
-    conv="conv_kernel",
-    conv_bias="use_conv_bias",
-    bias="use_bias",
-    eps="layer_norm_epsilon",
-    min_step="time_step_min",  # transformers passes over time_step_limit
-    activation="mamba_hidden_act",
-)
-
+_KEYS = {
+    "num_heads": "mamba_num_heads",
+    "head_dim": "mamba_head_dim",
+    "state_size": "ssm_state_size",
+    "num_groups": "n_groups",
+    "conv_size": "conv_kernel",
+    "conv_bias": "use_conv_bias",
+    "bias": "use_bias",
+    "eps": "layer_norm_epsilon",
+    "min_step": "time_step_min",  # transformers passes over time_step_limit
+}
+"""Field of Mamba-2 -> the key that has it."""
 
 _KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 """Letter of ``hybrid_override_pattern`` -> kind of a layer."""
@@ -92,7 +90,8 @@ def read_nemotron_h(config: ConfigFile, layer: int) -> AttentionLayer:
     if not attends(config, layer):
         raise ValueError(f"layer {layer} of {config.model_type} is of type mlp, which has no attention")
     if _kind(config, layer) == "linear_attention":
-        return attention_of_layer(LAYOUT, config, layer, read_config(config, _KEYS))
+        config.refuse("mamba_hidden_act", "silu", "swish")
+        return attention_of_layer(LAYOUT, config, layer, mixers.read(config, "mamba2", _KEYS, {}))
     spec = GroupedQueryAttentionConfig(**read_sizes(config), position=None)
     return attention_of_layer(LAYOUT, config, layer, spec)
 
@@ -130,8 +129,7 @@ def write_nemotron_h(config: DecoderConfig, model_type: str) -> WrittenKeys:
         "layers_block_type": kinds,
         "layer_norm_epsilon": config.blocks[0].norm.eps,
     }
-    if "linear_attention" in kinds:
-        keys |= write_layer(config, _KEYS)
+    keys |= mixers.write(config, "mamba2", _KEYS)
     for block in config.blocks:
         if isinstance(block.attention, GroupedQueryAttentionConfig):
             keys |= write_heads(block.attention)

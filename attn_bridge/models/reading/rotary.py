@@ -66,6 +66,13 @@ def read_rotary(
     return dataclasses.replace(rotary, axes=axes, layout=layout)
 
 
+def has_null_base(config: ConfigFile) -> bool:
+    """Return whether a config has null as the base of its rotary positions (OLMo hybrid, which then has none)."""
+    values = config.mapping("rope_scaling") or config.mapping("rope_parameters")
+    is_given = "rope_theta" in values or "rope_theta" in config
+    return is_given and values.get("rope_theta", config.get("rope_theta")) is None
+
+
 def _axes(config: ConfigFile, values: Values, pairs: int) -> tuple[tuple[int, ...], AxesLayout]:
     """Return the pairs of channels of time, height and width, and how they are laid out.
 

@@ -1,0 +1,154 @@
+"""Recurrent layers of described families: their config from the keys of a config.json, and the way back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...printable import printable
+from ...specs.base import DERIVED
+from ...specs.decoder_model import DecoderConfig, Recurrent
+from ...specs.gated_convolution import GatedConvolutionConfig
+from ...specs.gated_delta_net import GatedDeltaNetConfig
+from ...specs.kimi_delta_attention import KimiDeltaAttentionConfig
+from ...specs.mamba import MambaConfig
+from ...specs.mamba2 import Mamba2Config
+from ..reading.decoders import WrittenKeys
+from ..reading.model_config import ConfigFile
+
+PART = "mixer"
+"""Part of a description that only families with recurrent layers have."""
+
+Keys = Mapping[str, str]
+"""Field of our config, or a size that several of them follow from -> the key of a config.json."""
+
+_KINDS: dict[str, type[Recurrent]] = {
+    "convolution": GatedConvolutionConfig,
+    "gated_delta_net": GatedDeltaNetConfig,
+    "kimi_delta": KimiDeltaAttentionConfig,
+    "mamba": MambaConfig,
+    "mamba2": Mamba2Config,
+}
+"""Name of a kind of layers in a description -> our config."""
+
+_READ: dict[str, Callable[[ConfigFile, str], object]] = {
+    "int": ConfigFile.integer,
+    "bool": ConfigFile.flag,
+    "float": ConfigFile.number,
+}
+"""Type of a field of our config -> how its key is read."""
+
+
+def read(config: ConfigFile, kind: str, keys: Keys, constants: Mapping[str, Any]) -> Recurrent:
+    """Return the config of a layer.
+
+    Args:
+        config: the model's.
+        kind: one of Mamba, Mamba-2, gated delta nets, Kimi Delta Attention and gated convolutions.
+        keys: field -> key. Further fields of Mamba and Mamba-2: ``expand``, the factor of the model's width that makes
+            the channels; ``width`` of all heads together, which takes precedence; ``limits`` of a step.
+        constants: field -> value whatever the config.
+    """
+    made = _KINDS[kind]
+    derived = _DERIVED[kind](config, keys) if kind in _DERIVED else {}
+    types = {field.name: str(field.type) for field in dataclasses.fields(made)}
+    values = {
+        name: _READ[types[name]](config, key) for name, key in keys.items() if name in types and name not in derived
+    }
+    return made(d_in=config.integer("hidden_size"), **values, **derived, **constants)  # type: ignore[arg-type]
+
+
+def write(config: DecoderConfig, kind: str, keys: Keys) -> WrittenKeys:
+    """Return the keys that `read` reads, of the first such layer; none where the model has no such layer.
+
+    Raises:
+        ValueError: a width or a limit that the family has no key for.
+    """
+    layers = (block.attention for block in config.blocks)
+    layer = next((one for one in layers if isinstance(one, _KINDS[kind])), None)
+    return {} if layer is None else write_layer(layer, keys)
+
+
+def write_layer(layer: Any, keys: Keys) -> WrittenKeys:
+    """Return the keys that `read` reads, of a layer."""
+    written = {key: getattr(layer, name) for name, key in keys.items() if name not in ("expand", "heads_of", "limits")}
+    if "expand" in keys and "width" not in keys:
+        if layer.width % layer.d_in:
+            raise ValueError(f"width of all heads ({layer.width}) must be a multiple of d_in ({layer.d_in}) there")
+        written[keys["expand"]] = layer.width // layer.d_in
+    if isinstance(layer, Mamba2Config) and "limits" not in keys and layer.max_step is not None:
+        raise ValueError(f"max_step ({layer.max_step}) must be None there")
+    if "limits" in keys and (layer.min_step != 0 or layer.max_step is not None):
+        most = {"__float__": "Infinity"} if layer.max_step is None else layer.max_step
+        written[keys["limits"]] = [layer.min_step, most]
+    return written
+
+
+def _read_mamba2(config: ConfigFile, keys: Keys) -> WrittenKeys:
+    """Return the width of a head of Mamba-2 and the limits of a step.
+
+    Raises:
+        ValueError: the heads have another width than `keys` allow, or limits that are not two numbers.
+    """
+    d_in, heads = config.integer("hidden_size"), config.integer(keys["num_heads"])
+    width, rule = config.integer_or_none(keys["width"]) if "width" in keys else None, keys.get("width")
+    if "expand" not in keys:
+        width = heads * config.integer(keys["head_dim"])
+    elif width is None:
+        width, rule = config.integer(keys["expand"]) * d_in, f"{keys['expand']} * hidden_size"
+    head_dim = width // heads if config.get(keys["head_dim"]) == "auto" else config.integer(keys["head_dim"])
+    if width != heads * head_dim:
+        raise ValueError(f"{keys['num_heads']} * {keys['head_dim']} ({heads * head_dim}) must be {rule} ({width})")
+    return {"head_dim": head_dim, **_limits(config, keys)}
+
+
+def _limits(config: ConfigFile, keys: Keys) -> WrittenKeys:
+    limits = config.get(keys["limits"]) if "limits" in keys else None
+    if limits is None:
+        return {}
+    least, most = map(_limit, limits) if isinstance(limits, (list, tuple)) and len(limits) == 2 else (None, None)
+    if least is None or most is None:
+        raise ValueError(f"{keys['limits']} ({printable(repr(limits))}) must be two numbers")
+    return {"min_step": least, "max_step": None if most == math.inf else most}
+
+
+def _limit(value: object) -> float | None:
+    """Return a number, including transformers 5's form of infinities, which JSON lacks; None for anything else."""
+    if isinstance(value, Mapping) and value.get("__float__") == "Infinity":
+        return math.inf
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _read_mamba(config: ConfigFile, keys: Keys) -> WrittenKeys:
+    """Return the channels of Mamba, and the width of its latent steps, which may follow from the model's."""
+    rank = keys["step_rank"]
+    return {
+        "width": config.integer(keys["expand"]) * config.integer("hidden_size"),
+        "step_rank": DERIVED if config.get(rank) == "auto" else config.integer(rank),
+    }
+
+
+def _read_delta_net(config: ConfigFile, keys: Keys) -> WrittenKeys:
+    """Return the sizes of a gated delta net that follow from the model's where the config has none (OLMo hybrid)."""
+    heads = keys.get("heads_of")
+    if heads is None:
+        return {}
+    width, usual = config.integer("hidden_size"), config.integer(heads)
+    key_heads = config.integer_or_none(keys["num_heads"]) or usual
+    key_dim = config.integer_or_none(keys["head_dim"]) or int(0.75 * width / key_heads)
+    return {
+        "num_heads": key_heads,
+        "num_value_heads": config.integer_or_none(keys["num_value_heads"]) or usual,
+        "head_dim": key_dim,
+        "value_head_dim": config.integer_or_none(keys["value_head_dim"]) or 2 * key_dim,
+    }
+
+
+_DERIVED: dict[str, Callable[[ConfigFile, Keys], WrittenKeys]] = {
+    "gated_delta_net": _read_delta_net,
+    "mamba": _read_mamba,
+    "mamba2": _read_mamba2,
+}
+"""Kind of layers -> the fields that need more than their key."""
