@@ -274,5 +274,7 @@ def _read(config: Mapping[str, object], choices: Iterable[str]) -> tuple[Family,
             "that of another decoder from transformers"
         )
     family = FAMILIES[name]
+    if not keys.get("is_causal", True):  # by which the masks of transformers show later tokens in every family
+        raise ValueError(f"is_causal ({printable(repr(keys['is_causal']))}) of {name} is not supported, only True")
     prepared = keys if family.prepare is None else family.prepare(keys)
     return family, ConfigFile(prepared, name, family.defaults, family.aliases, family.keys)

@@ -248,6 +248,17 @@ def test_values_that_hybrid_models_do_not_compute_are_refused_by_name(case):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("value", [False, None])
+def test_a_config_whose_tokens_see_later_ones_is_refused_in_every_family(value):
+    for name in families.known_model_types():
+        keys = {"model_type": name, "is_decoder": True, "is_causal": value}
+        message = rf"^is_causal \({value}\) of {name}(-decoder)? is not supported, only True$"
+        for find in (families.find_decoder, families.find_encoder_decoder, lambda one: families.find_layer(one, 0)):
+            with pytest.raises(ValueError, match=message):
+                find(keys)
+    assert families.find_decoder({**small("llama"), "is_causal": True}) == families.find_decoder(small("llama"))
+
+
 def test_layers_of_nemotron_h_by_letters_are_those_by_names():
     keys = {**small("nemotron_h"), "layers_block_type": None}
     config = families.find_decoder({**keys, "hybrid_override_pattern": "M-*-"})
