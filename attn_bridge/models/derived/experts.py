@@ -31,6 +31,7 @@ def is_sparse(config: ConfigFile, layer: int, values: Values) -> bool:
         layer: index of the block.
         values: ``types``, a kind per block, which takes precedence where it is given; ``first`` and ``last`` block with
             experts (-1 is the last block); ``step``, every how many-th block has them; ``dense``, blocks without;
+            ``listed``, those with experts, which takes precedence over these three;
             ``recurs``, whether it is the block of its interval that has them; a ``count`` of experts that must be
             ``above`` a number.
 
@@ -49,6 +50,11 @@ def is_sparse(config: ConfigFile, layer: int, values: Values) -> bool:
                 f"'sparse' for layer {layer}"
             )
         return bool(kinds[layer] == KINDS[True])
+    listed = values.get("listed")
+    if listed is not None:
+        if not isinstance(listed, list) or not all(type(index) is int for index in listed):
+            raise TypeError(f"moe_layers of {config.model_type} must be a list of integers, got {listed!r:.60}")
+        return layer in listed
     dense, last, step = values.get("dense") or (), values.get("last", -1), values.get("step", 1)
     if not isinstance(dense, list | tuple) or not all(type(index) is int for index in dense):
         raise TypeError(f"layers without experts of {config.model_type} must be a list of integers, got {dense!r:.60}")
@@ -86,6 +92,7 @@ def read_experts(
     if "shared" in values and not shared and not values.get("may_lack_shared"):
         raise ValueError(f"shared layers of width {shared} are not supported there, only of at least 1")
     bias = bool(values.get("shared_bias"))
+    router = {name: value for name, value in router.items() if name != "sum_eps" or router["normalise"]}
     clamp = ClampedGate(values["clamp_limit"], values["clamp_alpha"]) if "clamp_limit" in values else None
     return MixtureOfExpertsConfig(
         FeedForwardConfig(width, values["hidden_dim"], activation, bias=bool(values.get("bias")), clamp=clamp),
@@ -94,6 +101,7 @@ def read_experts(
         Router(**router, groups=ExpertGroups(**groups) if groups else None),
         shared=FeedForwardConfig(width, shared, activation, bias=bias) if shared else None,
         shared_gate=bool(shared and values.get("shared_gate")),
+        weighs=values.get("weighs", "outputs"),
     )
 
 
@@ -113,6 +121,7 @@ def written_parts(config: DecoderConfig) -> dict[str, object]:
     sparse = [isinstance(one, MixtureOfExpertsConfig) for one in layers]
     kinds = types.SimpleNamespace(
         types=[KINDS[is_one] for is_one in sparse],
+        listed=[layer for layer, is_one in enumerate(sparse) if is_one],
         dense=[layer for layer, is_one in enumerate(sparse) if not is_one],
         first=sparse.index(True) if any(sparse) else len(sparse),
         last=-1,

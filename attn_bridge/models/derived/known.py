@@ -29,7 +29,8 @@ _SHARED = {
             "hf-mamba",
             "hf-mamba2",
         ),
-        *("hf-bamba", "hf-granitemoehybrid", "hf-jamba"),
+        *("hf-bamba", "hf-granitemoehybrid", "hf-jamba", "hf-lfm2", "hf-lfm2-moe"),
+        *("hf-kimi-linear", "hf-minimax", "hf-llama4"),
     )
 }
 """Layouts that described families may use, and then are listed with."""

@@ -13,6 +13,7 @@ from ...specs.decoder_model import DecoderConfig, Recurrent
 from ...specs.gated_convolution import GatedConvolutionConfig
 from ...specs.gated_delta_net import GatedDeltaNetConfig
 from ...specs.kimi_delta_attention import KimiDeltaAttentionConfig
+from ...specs.lightning_attention import LightningAttentionConfig, layer_decay_rates
 from ...specs.mamba import MambaConfig
 from ...specs.mamba2 import Mamba2Config
 from ..reading.decoders import WrittenKeys
@@ -28,6 +29,7 @@ _KINDS: dict[str, type[Recurrent]] = {
     "convolution": GatedConvolutionConfig,
     "gated_delta_net": GatedDeltaNetConfig,
     "kimi_delta": KimiDeltaAttentionConfig,
+    "lightning": LightningAttentionConfig,
     "mamba": MambaConfig,
     "mamba2": Mamba2Config,
 }
@@ -41,18 +43,19 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
 """Type of a field of our config -> how its key is read."""
 
 
-def read(config: ConfigFile, kind: str, keys: Keys, constants: Mapping[str, Any]) -> Recurrent:
+def read(config: ConfigFile, layer: int, kind: str, keys: Keys, constants: Mapping[str, Any]) -> Recurrent:
     """Return the config of a layer.
 
     Args:
         config: the model's.
-        kind: one of Mamba, Mamba-2, gated delta nets, Kimi Delta Attention and gated convolutions.
+        layer: index of the layer, which the decay of lightning attention depends on.
+        kind: of the layer, such as ``mamba2``.
         keys: field -> key. Further fields of Mamba and Mamba-2: ``expand``, the factor of the model's width that makes
             the channels; ``width`` of all heads together, which takes precedence; ``limits`` of a step.
         constants: field -> value whatever the config.
     """
     made = _KINDS[kind]
-    derived = _DERIVED[kind](config, keys) if kind in _DERIVED else {}
+    derived = _DERIVED[kind](config, layer, keys) if kind in _DERIVED else {}
     types = {field.name: str(field.type) for field in dataclasses.fields(made)}
     values = {
         name: _READ[types[name]](config, key) for name, key in keys.items() if name in types and name not in derived
@@ -86,7 +89,7 @@ def write_layer(layer: Any, keys: Keys) -> WrittenKeys:
     return written
 
 
-def _read_mamba2(config: ConfigFile, keys: Keys) -> WrittenKeys:
+def _read_mamba2(config: ConfigFile, layer: int, keys: Keys) -> WrittenKeys:
     """Return the width of a head of Mamba-2 and the limits of a step.
 
     Raises:
@@ -121,7 +124,7 @@ def _limit(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _read_mamba(config: ConfigFile, keys: Keys) -> WrittenKeys:
+def _read_mamba(config: ConfigFile, layer: int, keys: Keys) -> WrittenKeys:
     """Return the channels of Mamba, and the width of its latent steps, which may follow from the model's."""
     rank = keys["step_rank"]
     return {
@@ -130,7 +133,7 @@ def _read_mamba(config: ConfigFile, keys: Keys) -> WrittenKeys:
     }
 
 
-def _read_delta_net(config: ConfigFile, keys: Keys) -> WrittenKeys:
+def _read_delta_net(config: ConfigFile, layer: int, keys: Keys) -> WrittenKeys:
     """Return the sizes of a gated delta net that follow from the model's where the config has none (OLMo hybrid)."""
     heads = keys.get("heads_of")
     if heads is None:
@@ -146,8 +149,18 @@ def _read_delta_net(config: ConfigFile, keys: Keys) -> WrittenKeys:
     }
 
 
-_DERIVED: dict[str, Callable[[ConfigFile, Keys], WrittenKeys]] = {
+def _read_lightning(config: ConfigFile, layer: int, keys: Keys) -> WrittenKeys:
+    """Return the width of a head of lightning attention, and the rates of decay of its heads."""
+    heads, layers = config.integer(keys["num_heads"]), config.integer("num_hidden_layers")
+    return {
+        "head_dim": config.integer_or_none(keys["head_dim"]) or DERIVED,
+        "decay_rates": layer_decay_rates(heads, layer, layers),
+    }
+
+
+_DERIVED: dict[str, Callable[[ConfigFile, int, Keys], WrittenKeys]] = {
     "gated_delta_net": _read_delta_net,
+    "lightning": _read_lightning,
     "mamba": _read_mamba,
     "mamba2": _read_mamba2,
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import whole_files
+from ...masks import Mask, causal, chunked
 from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig, Recurrent
@@ -43,6 +44,7 @@ from .buffers import rows_of_buffers
 from .description import Description, KeySource, dumps
 from .writing import (
     ACTIVATED,
+    CHUNKED,
     FIRST_WITH_WINDOW,
     FROM_WINDOW,
     LATE,
@@ -119,10 +121,10 @@ class FamilyReader:
             return self._mixer(config, layer)
         if latent.LATENT_DIM in self.description.fields:
             return self._latent(config, layer, kind)
-        qk_norm = self.part(config, "qk_norm")
-        if not qk_norm.pop("switch", True):
-            qk_norm = {}
-        temperature = self.part(config, "temperature")
+        is_llama4, turns = self._rule == CHUNKED, self._turns(config, layer)
+        # Llama 4 normalises where it rotates, and tempers elsewhere.
+        qk_norm = self._switched(config, "qk_norm") if turns or not is_llama4 else {}
+        temperature = {} if turns and is_llama4 else self._switched(config, "temperature")
         width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         fields, options = self.description.fields, self.part(config, "attention")
         scaled, by_layer = options.pop("scaled", True), options.pop("scaled_by_layer", False)
@@ -136,20 +138,39 @@ class FamilyReader:
         spec = GroupedQueryAttentionConfig(
             width,
             heads,
-            dropout=config.number_or_none("attention_dropout") or 0.0,
-            **options,
-            position=self._position(config, kind, head_dim) if self._turns(config, layer) else None,
+            **{"dropout": config.number_or_none("attention_dropout") or 0.0, **options},
+            position=self._position(config, kind, head_dim) if turns else None,
             qk_norm=QKNorm(**qk_norm) if qk_norm else None,
             temperature=Temperature(**temperature) if temperature else None,
-            mask=mask_of(config, layer, kind),
+            mask=self._mask(config, layer, kind),
         )
         return self._layer(config, layer, spec)
+
+    def _mask(self, config: ConfigFile, layer: int, kind: str) -> Mask:
+        """Return the mask of a layer, of its kind, unless that says whether the layer is recurrent."""
+        if self._rule == CHUNKED:
+            size = config.integer("attention_chunk_size")  # which transformers needs even if no layer has chunks
+            return chunked(size) if kind == self.description.kinds[True] else causal()
+        if "layers.window" not in self.description.fields:
+            return mask_of(config, layer, kind)
+        return mask_of(config, layer, KINDS[config.integer_or_none("sliding_window") is not None])
+
+    def _switched(self, config: ConfigFile, part: str) -> dict[str, Any]:
+        """Return the values of a part that a key may switch off; none where it does."""
+        switch = f"{part}.switch"
+        if switch in self.description.fields and not self.value(config, switch):
+            return {}
+        return {name: value for name, value in self.part(config, part).items() if name != "switch"}
+
+    @property
+    def _rule(self) -> str:
+        return str(self.description.fields["layers.rule"].value)
 
     def _mixer(self, config: ConfigFile, layer: int) -> AttentionLayer:
         """Return a recurrent layer."""
         for key, accepted in self.description.fixed_mixer.items():
             config.refuse(key, *accepted)
-        spec = mixers.read(config, *self.description.mixer)
+        spec = mixers.read(config, layer, *self.description.mixer)
         return attention_of_layer(self.layout, config, layer, spec)
 
     def _layer(
@@ -184,6 +205,11 @@ class FamilyReader:
         layers, options = self._feed_forward(config, layer), self.part(config, "block")
         if isinstance(attention, Recurrent):
             options |= self.part(config, "mixer_block")
+        if "mixer_scale" in options and options.pop("mixer_scale") != options["residual_scale"]:
+            keys = (self.description.fields[f"{part}.mixer_scale"].key for part in ("block", "mixer_block"))
+            raise ValueError(f"{' and '.join(keys)} of {config.model_type} must be the scale of the other outputs")
+        if "mixer_stream" in options:
+            options["stream_scales"] = (options.pop("mixer_stream"), options.pop("stream"))
         if isinstance(layers, MixtureOfExpertsConfig) and self.part(config, "experts").get("last_norm"):
             options["norms"] = "pre_and_last"
         return DecoderBlockConfig(attention, layers, self._norm(config), **options)
@@ -193,6 +219,8 @@ class FamilyReader:
         if "feed_forward" not in self.description.parts:
             return None
         width, options = config.integer("hidden_size"), self.part(config, "feed_forward")
+        if options.pop("is_adjusted", False):
+            options["hidden_dim"] = runs.adjusted_width(config, options["hidden_dim"])
         if not self._may_have_experts or not self._is_sparse(config, layer):
             return FeedForwardConfig(width, **options)
         values = self.part(config, "experts")
@@ -259,7 +287,7 @@ class FamilyReader:
         "types or unrotated window", likewise, in layers without rotary positions; "types", ``layer_types``, or else the
         pattern; with the field ``layers.interval``, or else the last layer of each interval has no window.
         """
-        rule, kinds = self.description.fields["layers.rule"].value, self.description.kinds
+        rule, kinds = self._rule, self.description.kinds
         is_off = "layers.switch" in self.description.fields and not self.value(config, "layers.switch")
         if is_off and rule == "window":
             return KINDS[False]
@@ -281,10 +309,14 @@ class FamilyReader:
         if rule == LATE:
             slides = not is_off and config.get("sliding_window") is not None
             usual = KINDS[slides and layer >= config.integer(FIRST_WITH_WINDOW, 0)]
+        elif rule == CHUNKED:
+            usual = kinds[self._turns(config, layer)]
         elif rule == UNROTATED:
             usual = KINDS[not is_off and config.get("sliding_window") is not None and not self._turns(config, layer)]
         elif "layers.interval" in self.description.fields:
             usual = kinds[bool((layer + 1) % self.value(config, "layers.interval"))]
+        elif "layers.published" in self.description.fields:
+            usual = runs.read_published_kind(config, layer)
         elif "layers.listed" in self.description.fields:
             listed = self.value(config, "layers.listed")
             usual = kinds[listed is not None and layer not in listed]
@@ -296,7 +328,7 @@ class FamilyReader:
         kind = config.layer_type(layer, usual)
         if is_off and kind != KINDS[False] and rule != UNROTATED:  # which the masks of SmolLM3 ignore
             raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, but windows are switched off")
-        if mixers.PART in self.description.parts:
+        if "layers.kinds" in self.description.fields:
             kind = self.description.renamed.get("layer_types", {}).get(kind, kind)
             if kind not in kinds:
                 only = " or ".join(kinds)
@@ -395,7 +427,7 @@ class FamilyReader:
         return FamilyWriter(self.description).write(config)
 
 
-_SWITCHES = ("switch", "scale_switch", "scaled", "scaled_by_layer")
+_SWITCHES = ("is_adjusted", "correction", "switch", "scale_switch", "scaled", "scaled_by_layer")
 _FLAGS = (*_SWITCHES, "qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias")
 _COUNTS = ("shared", "first", "last", "step")
 _READ: dict[str, Callable[[ConfigFile, str], object]] = {

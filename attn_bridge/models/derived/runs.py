@@ -1,4 +1,4 @@
-"""Lists of kinds and numbers of layers: GPT-Neo's runs of kinds, and Laguna's heads per layer."""
+"""Keys of few families: GPT-Neo's runs of kinds, Kimi's lists of layers, Laguna's heads per layer, LFM2's width."""
 
 from __future__ import annotations
 
@@ -65,3 +65,31 @@ def read_number(config: ConfigFile, key: str, layer: int, usual: int) -> int:
     if counts[layer] < 1:
         raise ValueError(f"{key}[{layer}] ({counts[layer]}) of {config.model_type} must be at least 1")
     return int(counts[layer])
+
+
+def read_published_kind(config: ConfigFile, layer: int) -> str:
+    """Return the kind of a layer by ``linear_attn_config``, whose indices begin at 1, or else by the default."""
+    published = config.mapping("linear_attn_config")
+    listed = {
+        kind: published[key]
+        for key, kind in (("full_attn_layers", "full_attention"), ("kda_layers", "linear_attention"))
+        if isinstance(published.get(key), Sequence)
+    }
+    if len(listed) < 2:
+        return "full_attention" if layer and layer % 4 == 0 else "linear_attention"
+    kinds = [kind for kind, numbers in listed.items() if layer + 1 in numbers]
+    if len(kinds) != 1:
+        raise ValueError(
+            f"layer {layer} of {config.model_type} must be in full_attn_layers or in kda_layers of linear_attn_config, "
+            f"which count from 1; it is in {' and in '.join(kinds) or 'neither'}"
+        )
+    return kinds[0]
+
+
+def adjusted_width(config: ConfigFile, width: int) -> int:
+    """Return the width of feed-forward layers of LFM2: two thirds of one, times a factor, rounded up."""
+    width = int(2 * width / 3)
+    if config.get("block_ffn_dim_multiplier") is None:
+        return width
+    multiple = config.integer("block_multiple_of")
+    return -(-int(config.positive("block_ffn_dim_multiplier") * width) // multiple) * multiple

@@ -6,6 +6,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+from ...masks import causal
 from ...specs.blocks.feed_forward import Activation
 from ...specs.decoder_model import DecoderConfig, Recurrent
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
@@ -19,7 +20,7 @@ from . import experts, latent, mixers, runs
 from .description import Description, KeySource
 
 FROM_WINDOW = ("window or types", "types or window")
-LATE, UNROTATED = "types or late window", "types or unrotated window"
+LATE, UNROTATED, CHUNKED = "types or late window", "types or unrotated window", "rotated chunk"
 _OF_WIDTH = ("window", "window or types")
 """Rules of layers' kinds of which a config is written with the width of the window alone."""
 
@@ -58,11 +59,11 @@ class FamilyWriter:
             check_even_heads(config, attention.num_heads)
         first = config.blocks[0]
         is_full = [not isinstance(one.attention, Recurrent) for one in config.blocks]
-        position = getattr(attention, "position", None)
+        qk_norm, temperature, position = (_first(config, name) for name in ("qk_norm", "temperature", "position"))
         parts = {
             "attention": attention,
-            "qk_norm": getattr(attention, "qk_norm", None),
-            "temperature": getattr(attention, "temperature", None),
+            "qk_norm": qk_norm,
+            "temperature": temperature,
             "position": position,
             "indexer": getattr(attention, "indexer", None),
             "norm": first.norm,
@@ -100,8 +101,9 @@ class FamilyWriter:
             written[self.description.fields["layers.switch"].key] = (
                 write_windows(config).get("sliding_window") is not None
             )
-        if "qk_norm.switch" in self.description.fields:
-            written[self.description.fields["qk_norm.switch"].key] = getattr(attention, "qk_norm", None) is not None
+        for part, values in (("qk_norm", qk_norm), ("temperature", temperature)):
+            if f"{part}.switch" in self.description.fields:
+                written[self.description.fields[f"{part}.switch"].key] = values is not None
         if "attention.scaled" in self.description.fields:
             scales = [getattr(one.attention, "scale", None) for one in config.blocks]
             written[self.description.fields["attention.scaled"].key] = width == 1 or scales[0] != 1.0
@@ -128,6 +130,10 @@ class FamilyWriter:
                 written[source.key] = source.product(value, written[source.per] ** source.per_power)
             elif source.key not in ("", "hidden_size") and (value is not None or (name in OPTIONAL and part in given)):
                 written[source.key] = self._whole(source.key, _written(name, value, source))
+        if "feed_forward.is_adjusted" in self.description.fields:
+            written[self.description.fields["feed_forward.is_adjusted"].key] = False
+        if "block.mixer_stream" in self.description.fields:
+            written |= self._write_streams(config)
         if "sparse.count" in self.description.fields:
             fewest = self.description.fields["sparse.above"].value
             count = getattr(parts.get("experts"), "num_experts", fewest)
@@ -149,16 +155,32 @@ class FamilyWriter:
         keys = {"model_type": kind, **alone, **written}
         return nested({names.get(key, key): value for key, value in keys.items() if key not in inner})
 
+    def _write_streams(self, config: DecoderConfig) -> dict[str, object]:
+        """Return the keys of the factors of both sublayers' inputs and outputs."""
+        written: dict[str, object] = {}
+        for part, block in ((f"{'mixer_' * isinstance(one.attention, Recurrent)}block", one) for one in config.blocks):
+            fields = self.description.fields
+            written[fields[f"{part}.mixer_stream"].key] = block.stream_scales[0]
+            written[fields[f"{part}.mixer_scale"].key] = block.residual_scale
+            written[fields["block.stream"].key] = block.stream_scales[1]
+        return written
+
     def _write_masks(self, config: DecoderConfig) -> dict[str, object]:
         """Return the keys of the kinds of layers, and of their window."""
         rule = self.description.fields["layers.rule"].value
         if rule in ("full", "mixer", "listed", "period"):
             return {}
+        if rule == CHUNKED:
+            sizes = [getattr(block.attention, "mask", causal()).reach for block in config.blocks]
+            size = next((size for size in sizes if size is not None), None)
+            listed = [self.description.kinds[size is not None] for size in sizes]
+            return {"layer_types": listed, **({} if size is None else {"attention_chunk_size": size})}
         if mixers.PART in self.description.parts:
             listed = [self.description.kinds[isinstance(block.attention, Recurrent)] for block in config.blocks]
             if "layers.needs_both" in self.description.fields and len({*listed}) < 2:
                 raise ValueError("blocks of one kind alone are no model there")
-            return {"layer_types": listed}
+            window = write_windows(config).get("sliding_window") if "layers.window" in self.description.fields else None
+            return {"layer_types": listed, **({"sliding_window": window} if window else {})}
         masks = write_windows(config)
         if rule in ("types", "types or window", UNROTATED):
             return masks
@@ -227,6 +249,12 @@ class FamilyWriter:
         heads = attention_of(config, GroupedQueryAttentionConfig).num_heads
         if scaling["rope_type"] not in allowed or width != config.emb_dim // heads:
             raise ValueError(f"scaling ({scaling['rope_type']}, heads of {width}) can't be said there")
+
+
+def _first(config: DecoderConfig, name: str) -> Any:
+    """Return a part of the first attention that has it; None where none has."""
+    parts = (getattr(block.attention, name, None) for block in config.blocks)
+    return next((part for part in parts if part is not None), None)
 
 
 def _written(name: str, value: Any, source: KeySource) -> object:

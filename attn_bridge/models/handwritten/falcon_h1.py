@@ -85,7 +85,7 @@ def read_block(config: ConfigFile, layer: int, attention: Attention) -> DecoderB
         "norm_order": order if config.flag("mamba_rms_norm") else "none",
         "projection_scales": tuple(factor * number for number in _factors(config, "ssm_multipliers", 5)),
     }
-    recurrent = mixers.read(config, "mamba2", _KEYS, constants)
+    recurrent = mixers.read(config, layer, "mamba2", _KEYS, constants)
     out = config.positive("attention_in_multiplier") * config.positive("attention_out_multiplier")
     return DecoderBlockConfig(
         attention,

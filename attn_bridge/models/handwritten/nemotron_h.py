@@ -91,7 +91,7 @@ def read_nemotron_h(config: ConfigFile, layer: int) -> AttentionLayer:
         raise ValueError(f"layer {layer} of {config.model_type} is of type mlp, which has no attention")
     if _kind(config, layer) == "linear_attention":
         config.refuse("mamba_hidden_act", "silu", "swish")
-        return attention_of_layer(LAYOUT, config, layer, mixers.read(config, "mamba2", _KEYS, {}))
+        return attention_of_layer(LAYOUT, config, layer, mixers.read(config, layer, "mamba2", _KEYS, {}))
     spec = GroupedQueryAttentionConfig(**read_sizes(config), position=None)
     return attention_of_layer(LAYOUT, config, layer, spec)
 

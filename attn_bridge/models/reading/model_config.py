@@ -57,7 +57,8 @@ class ConfigFile:
         """
         outer, _, inner = key.partition(".")
         if inner:
-            return self.mapping(outer).get(inner, self.defaults.get(key))
+            others = (self.given[name] for name in self.aliases.get(key, ()) if name in self.given)
+            return self.mapping(outer).get(inner, next(others, self.defaults.get(key)))
         for name in self._names(key):
             if name in self.given:
                 return self.given[name]
