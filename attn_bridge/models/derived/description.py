@@ -109,6 +109,7 @@ class Description:
         further_types: further ``model_type`` names that are read as the same family, and never written.
         scalings: the types of scaled positions that `transformers` takes, of heads that share the width of the model;
             () takes all.
+        prepare: name of a function of `prepared` that makes the usual keys of a file's; "" for none.
         even_heads: whether `transformers` has no model whose number of heads does not divide the width.
         renamed: key -> value in files -> the value that `transformers` reads it as.
         proof: versions, and the counts of comparisons; empty for data written by hand, which the tests prove.
@@ -136,6 +137,7 @@ class Description:
     libraries: tuple[str, ...] = ()
     further_types: tuple[str, ...] = ()
     scalings: tuple[str, ...] = ()
+    prepare: str = ""
     even_heads: bool = False
     renamed: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     proof: Mapping[str, Value] = dataclasses.field(default_factory=dict)
@@ -147,7 +149,7 @@ class Description:
 
     @functools.cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Names of the kinds of layers: without a window or a recurrent state, and with it."""
+        """Names of the kinds of layers: without a window or a recurrent state, with it, and without attention."""
         source = self.fields.get("layers.kinds")
         return source.value if source is not None and isinstance(source.value, tuple) else KINDS
 
@@ -208,6 +210,8 @@ def _lines(description: Description) -> Iterator[str]:
     for name in _LISTS:
         if getattr(description, name):
             yield f"{name} = {_toml(list(getattr(description, name)))}"
+    if description.prepare:
+        yield f"prepare = {_toml(description.prepare)}"
     if description.even_heads:
         yield "even_heads = true"
     if description.rows:

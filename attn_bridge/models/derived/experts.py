@@ -92,6 +92,8 @@ def read_experts(
     if "shared" in values and not shared and not values.get("may_lack_shared"):
         raise ValueError(f"shared layers of width {shared} are not supported there, only of at least 1")
     bias = bool(values.get("shared_bias"))
+    if router.get("scale", 1.0) is None:
+        router = {**router, "scale": 1.0}
     router = {name: value for name, value in router.items() if name != "sum_eps" or router["normalise"]}
     clamp = ClampedGate(values["clamp_limit"], values["clamp_alpha"]) if "clamp_limit" in values else None
     return MixtureOfExpertsConfig(

@@ -30,7 +30,8 @@ _SHARED = {
             "hf-mamba2",
         ),
         *("hf-bamba", "hf-granitemoehybrid", "hf-jamba", "hf-lfm2", "hf-lfm2-moe"),
-        *("hf-kimi-linear", "hf-minimax", "hf-llama4"),
+        *("hf-kimi-linear", "hf-minimax", "hf-llama4", "hf-nemotron-h"),
+        "hf-mimo-v2-flash",
     )
 }
 """Layouts that described families may use, and then are listed with."""

@@ -39,7 +39,7 @@ from ..rows.attention import OPENAI, Table, interleaved_rotary
 from ..rows.common import TIE
 from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, QUANTISED, TOGETHER, TOWERS, decoder
 from ..tables.layers import attention_of_layer
-from . import experts, latent, mixers, runs
+from . import experts, latent, mixers, prepared, runs
 from .buffers import rows_of_buffers
 from .description import Description, KeySource, dumps
 from .writing import (
@@ -107,6 +107,8 @@ class FamilyReader:
             model=self.model,
             write=self.write,
             architecture=description.architecture,
+            attends=self.attends if len(description.kinds) > len(KINDS) else None,
+            prepare=prepared.PREPARE[description.prepare] if description.prepare else None,
             layout=self.layout,
             description=description,
         )
@@ -119,6 +121,8 @@ class FamilyReader:
         kind = self.kind(config, layer)
         if mixers.PART in self.description.parts and kind == self.description.kinds[True]:
             return self._mixer(config, layer)
+        if kind in self.description.kinds[len(KINDS) :]:
+            raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, which has no attention")
         if latent.LATENT_DIM in self.description.fields:
             return self._latent(config, layer, kind)
         is_llama4, turns = self._rule == CHUNKED, self._turns(config, layer)
@@ -130,6 +134,10 @@ class FamilyReader:
         scaled, by_layer = options.pop("scaled", True), options.pop("scaled_by_layer", False)
         if options.pop("last_out_bias", False):
             options["out_bias"] = layer == config.integer("num_hidden_layers") - 1
+        if "window" in self.description.parts and kind == KINDS[True]:  # MiMo-V2-Flash has twice the heads there
+            window = self.part(config, "window")
+            options |= {"num_kv_heads": config.integer("num_key_value_heads") * window["kv_heads"]}
+            options |= {"sinks": window["sinks"]}
         if "layers.heads" in fields:
             heads = runs.read_number(config, fields["layers.heads"].key, layer, heads)
         head_dim = options.get("head_dim") or _shared_width(config)
@@ -173,6 +181,10 @@ class FamilyReader:
         spec = mixers.read(config, layer, *self.description.mixer)
         return attention_of_layer(self.layout, config, layer, spec)
 
+    def attends(self, config: ConfigFile, layer: int) -> bool:
+        """Return whether a layer has attention or is recurrent; other layers of Nemotron-H are feed-forward alone."""
+        return self.kind(config, layer) in self.description.kinds[: len(KINDS)]
+
     def _layer(
         self, config: ConfigFile, layer: int, spec: GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig
     ) -> AttentionLayer:
@@ -202,7 +214,9 @@ class FamilyReader:
 
     def block(self, config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
         """Return a block around the attention."""
-        layers, options = self._feed_forward(config, layer), self.part(config, "block")
+        is_alone = attention is not None and len(self.description.kinds) > len(KINDS)
+        layers = None if is_alone else self._feed_forward(config, layer)
+        options = self.part(config, "block")
         if isinstance(attention, Recurrent):
             options |= self.part(config, "mixer_block")
         if "mixer_scale" in options and options.pop("mixer_scale") != options["residual_scale"]:
@@ -259,10 +273,14 @@ class FamilyReader:
             config.refuse(method.key, *experts.METHODS)
             if config.get(method.key) == experts.METHODS[False]:
                 return {}
-        return {name: value for name, value in self.part(config, "groups").items() if name != "method"}
+        values = self.part(config, "groups")
+        if values.pop("several", False) and values["number"] == 1:
+            return {}
+        return {name: value for name, value in values.items() if name != "method"}
 
     def model(self, config: ConfigFile) -> dict[str, Any]:
         """Return the arguments of a model other than blocks, vocabulary and width."""
+        self._refuse(config)  # again: no layer may have attention
         if (
             self._may_have_experts
             and "experts.may_be_dense" not in self.description.fields
@@ -438,6 +456,7 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
     **dict.fromkeys(("types", "dense", "method", "listed"), ConfigFile.get),
     "rate": ConfigFile.number,
+    "value_scale": lambda config, key: 1.0 if config.get(key) is None else config.positive(key),
     "dropout": lambda config, key: config.number_or_none(key) or 0.0,
     "interval": ConfigFile.integer,
     **dict.fromkeys(("offset", "count"), lambda config, key: config.integer(key, 0)),

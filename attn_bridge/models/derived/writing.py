@@ -130,6 +130,8 @@ class FamilyWriter:
                 written[source.key] = source.product(value, written[source.per] ** source.per_power)
             elif source.key not in ("", "hidden_size") and (value is not None or (name in OPTIONAL and part in given)):
                 written[source.key] = self._whole(source.key, _written(name, value, source))
+        if isinstance(attention, GroupedQueryAttentionConfig) and "window" in self.description.parts:
+            written |= self._write_widths(attention)
         if "feed_forward.is_adjusted" in self.description.fields:
             written[self.description.fields["feed_forward.is_adjusted"].key] = False
         if "block.mixer_stream" in self.description.fields:
@@ -155,6 +157,13 @@ class FamilyWriter:
         keys = {"model_type": kind, **alone, **written}
         return nested({names.get(key, key): value for key, value in keys.items() if key not in inner})
 
+    def _write_widths(self, attention: GroupedQueryAttentionConfig) -> dict[str, object]:
+        """Return the keys of key/value heads without a window, and of the width of the values (MiMo-V2-Flash)."""
+        fields = self.description.fields
+        times = 1 if attention.mask.reach is None else fields["window.kv_heads"].value
+        heads = (attention.num_kv_heads or attention.num_heads) // int(str(times))
+        return {"num_key_value_heads": heads, fields["attention.value_dim"].key: attention.value_width}
+
     def _write_streams(self, config: DecoderConfig) -> dict[str, object]:
         """Return the keys of the factors of both sublayers' inputs and outputs."""
         written: dict[str, object] = {}
@@ -176,7 +185,8 @@ class FamilyWriter:
             listed = [self.description.kinds[size is not None] for size in sizes]
             return {"layer_types": listed, **({} if size is None else {"attention_chunk_size": size})}
         if mixers.PART in self.description.parts:
-            listed = [self.description.kinds[isinstance(block.attention, Recurrent)] for block in config.blocks]
+            mixed = [block.attention for block in config.blocks]
+            listed = [self.description.kinds[2 if one is None else isinstance(one, Recurrent)] for one in mixed]
             if "layers.needs_both" in self.description.fields and len({*listed}) < 2:
                 raise ValueError("blocks of one kind alone are no model there")
             window = write_windows(config).get("sliding_window") if "layers.window" in self.description.fields else None
@@ -211,7 +221,7 @@ class FamilyWriter:
         self, config: DecoderConfig
     ) -> tuple[GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig | None, dict[str, object], int]:
         """Return the attention, the keys of its heads, and the width that rotary positions may turn a part of."""
-        if all(isinstance(block.attention, Recurrent) for block in config.blocks):
+        if all(block.attention is None or isinstance(block.attention, Recurrent) for block in config.blocks):
             return None, {}, 0
         if latent.LATENT_DIM in self.description.fields:
             of_latent = attention_of(config, MultiHeadLatentAttentionConfig)

@@ -94,9 +94,9 @@ def write_feed_forward(
     return {width: layers.hidden_dim, "hidden_act": NAMES[layers.activation], **({bias: layers.bias} if bias else {})}
 
 
-def read_rms_norm(config: ConfigFile, *, unit_offset: bool = False) -> RMSNormConfig:
+def read_rms_norm(config: ConfigFile) -> RMSNormConfig:
     """Return the norm of a model that has one kind of norms."""
-    return RMSNormConfig(config.integer("hidden_size"), config.number("rms_norm_eps"), unit_offset)
+    return RMSNormConfig(config.integer("hidden_size"), config.number("rms_norm_eps"))
 
 
 def write_rms_norm(config: DecoderConfig) -> WrittenKeys:
@@ -104,13 +104,8 @@ def write_rms_norm(config: DecoderConfig) -> WrittenKeys:
     return {"rms_norm_eps": config.blocks[0].norm.eps}
 
 
-def read_llama_block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
-    """Return a block as Llama has it: norms before attention and gated feed-forward layers, which may have biases."""
-    return DecoderBlockConfig(attention, read_feed_forward(config, bias="mlp_bias"), read_rms_norm(config))
-
-
 def read_mistral_block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
-    """Return a block as Llama has it, but never with biases, regardless of ``mlp_bias``."""
+    """Return a block with norms before attention and gated feed-forward layers without biases (Mistral)."""
     return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config))
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import torch_attn
 from attn_bridge import checkpoints
@@ -17,6 +21,8 @@ from attn_bridge.models.derived import known
 from attn_bridge.models.reading import multimodal
 from parity_tests.support.models import multimodal_models
 from parity_tests.support.models.multimodal_models import IDS
+
+PROJECT = Path(__file__).parents[3]
 
 
 def run(folder):
@@ -54,6 +60,16 @@ def test_a_model_loads_as_saved_and_as_held(tmp_path, name):
     converted = tmp_path / "torch"
     checkpoints.convert(folders["saved"], converted, to_layout="torch")
     assert (run(converted) == run(folders["saved"])).all()
+
+
+def test_the_changelog_counts_the_causal_models_that_run():
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    count = sum(name in multimodal_models.MODELS or name in families.known_model_types() for name in names)
+    version = ".".join(transformers.__version__.split(".")[:2])
+    text = " ".join((PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").split())
+    counted = re.search(r"(\d+) of the (\d+) causal models of `transformers` ([\d.]+)", text)
+    assert counted is not None
+    assert counted.groups() == (str(count), str(len(names)), version) or counted[3] != version
 
 
 def test_the_config_of_a_text_model_is_that_of_its_own_family(tmp_path):

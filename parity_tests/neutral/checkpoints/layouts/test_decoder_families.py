@@ -237,7 +237,7 @@ REFUSED_OF_HYBRIDS = {
     "experts": (
         "nemotron_h",
         {"layers_block_type": ["mlp", "moe"]},
-        "layer 1 of nemotron_h is of type moe, which must be linear_attention or full_attention or mlp",
+        "layer 1 of nemotron_h is of type moe, which must be full_attention or linear_attention or mlp",
     ),
     "an unknown letter": (
         "nemotron_h",
