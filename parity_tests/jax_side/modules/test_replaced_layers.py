@@ -14,6 +14,7 @@ import jax_attn
 from attn_bridge.specs import VARIANTS
 
 from ...contract import jax_backend, modules
+from ...support.calls import cover
 from ...support.calls.bad_calls import ATTENTION_MODULES, D_IN
 
 MODERN = {variant.name: variant.examples[0] for variant in VARIANTS if variant.examples}
@@ -77,8 +78,7 @@ def test_wrapped_layers_give_what_the_layers_gave(name):
     np.testing.assert_allclose(whole(module, x, arguments), want, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", CACHED)
+@cover.rotated(("name", "dtype"), CACHED, ["float32", "bfloat16"])
 def test_adapted_modules_decode_in_one_compiled_step(name, dtype):
     module, _, x = build(name, dtype)
     plain = whole(module, x, {})
