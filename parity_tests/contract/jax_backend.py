@@ -6,6 +6,7 @@ Calls are compiled whole where they can be: operation by operation, compiling ta
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jax_attn import functional, implementations
 from jax_attn.backend import build_blank, get_weights, precision, set_weights
 from jax_attn.decoding import generation
 from jax_attn.implementations import reference
+from parity_tests.support.calls.interpreted import run_by_numpy
 
 __all__ = ["build_blank", "precision", "reference"]
 
@@ -62,6 +64,11 @@ def as_argument(value: Any) -> Any:
 def output(module: Any, *inputs: np.ndarray) -> np.ndarray:
     """Return what a plain call gives."""
     return np.asarray(_plain(*_as_arguments(module), *map(jnp.asarray, inputs)))
+
+
+def call_once(module: nnx.Module, *inputs: Any, **options: Any) -> Any:
+    """Return what a call gives, traced and evaluated by NumPy: compiling takes most of the time of a call made once."""
+    return run_by_numpy(operator.call, module, *inputs, **options)
 
 
 def pick(logits: np.ndarray, numbers: np.ndarray, options: Any) -> np.ndarray:

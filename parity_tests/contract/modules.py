@@ -40,6 +40,19 @@ RECURRENT = (
 
 seeded = pytest.mark.parametrize("seed", [0, 1])
 every_attention = pytest.mark.parametrize("name", NAMES)
+ALIKE = {
+    "SelfAttention_v1": "CausalAttention",
+    "SelfAttention_v2": "CausalAttention",
+    "MultiHeadAttention": "CausalAttention",
+    "MultiHeadLatentAttention": "SparseIndexedAttention",
+    "LightningAttention": "Mamba2",
+    "GatedDeltaNet": "KimiDeltaAttention",
+}
+"""Class -> a class whose program has the same derivative rules, scans and masks.
+
+Tests of transformations, which trace and compile all of a program, run one of both; `make full` runs the other.
+"""
+
 every_module = pytest.mark.parametrize("name", MODULES)
 every_causal = pytest.mark.parametrize("name", CAUSAL)
 

@@ -60,6 +60,11 @@ def output(module: Any, *inputs: np.ndarray) -> np.ndarray:
 output_eagerly = output
 
 
+def call_once(module: nn.Module, *inputs: Any, **options: Any) -> Any:
+    """Return what a call gives."""
+    return module(*inputs, **options)
+
+
 def pick(logits: np.ndarray, numbers: np.ndarray, options: Any) -> np.ndarray:
     """Return the tokens that numbers from [0, 1) pick."""
     return generation.pick(torch.tensor(logits), torch.tensor(numbers), options.checked(logits.shape[-1])).numpy()

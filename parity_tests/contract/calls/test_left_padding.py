@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
+import operator
 
 import numpy as np
 import pytest
@@ -87,7 +89,8 @@ def check(backend, call, x, padding=PADDING):
 @DESCRIBED
 @pytest.mark.parametrize("name", MODERN)
 def test_a_padded_sequence_gets_what_it_gets_alone(backend, name, mask):
-    check(backend, *module_of(backend, name, mask))
+    module, x = module_of(backend, name, mask)
+    check(backend, functools.partial(backend.call_once, module), x)
 
 
 @DESCRIBED
@@ -127,26 +130,26 @@ def test_documents_have_the_places_of_their_tokens(backend):
     close(both[0, FRONT:], attend(backend, *arrays, mask=documents(ids[:1, FRONT:]) & chunked(2))[0])
 
 
-def steps(backend, module, x, padding, sizes, rolling):
+def steps(backend, call, module, x, padding, sizes, rolling):
     """Return what a cached module gives for parts of these sizes, the padding given with the first alone."""
     cache, parts, at = module.init_cache(len(x), TOKENS, **({"rolling": True} if rolling else {})), [], 0
     for size in sizes:
         options = {} if padding is None or at else {"attention_mask": backend.as_argument(padding[:, :size])}
-        part, cache = module(backend.as_argument(x[:, at : at + size]), cache=cache, **options)
+        part, cache = call(module, backend.as_argument(x[:, at : at + size]), cache=cache, **options)
         parts.append(numbers(part))
         at += size
     return np.concatenate(parts, 1)
 
 
-def check_steps(backend, module, x, sizes, rolling=False):
-    both = steps(backend, module, x, PADDING, sizes, rolling)
-    close(both[0, FRONT:], numbers(module(backend.as_argument(x[:1, FRONT:])))[0])
-    close(both[1], numbers(module(backend.as_argument(x[1:])))[0])
+def check_steps(backend, call, module, x, sizes, rolling=False):
+    both = steps(backend, call, module, x, PADDING, sizes, rolling)
+    close(both[0, FRONT:], numbers(call(module, backend.as_argument(x[:1, FRONT:])))[0])
+    close(both[1], numbers(call(module, backend.as_argument(x[1:])))[0])
 
 
 @cover.rotated(("mask", "name"), list(MASKS), MODERN)
 def test_a_cached_sequence_gets_what_it_gets_alone(backend, name, mask):
-    check_steps(backend, *module_of(backend, name, MASKS[mask]), (TOKENS,))
+    check_steps(backend, backend.call_once, *module_of(backend, name, MASKS[mask]), (TOKENS,))
 
 
 @cover.rotated(
@@ -154,9 +157,11 @@ def test_a_cached_sequence_gets_what_it_gets_alone(backend, name, mask):
 )
 def test_a_cache_remembers_the_padding_that_a_mask_counts_behind(backend, name, mask, sizes):
     module, x = module_of(backend, name, MASKS[mask])
-    check_steps(backend, module, x, sizes)
+    # Known numbers take other ways through a cache than traced ones, the same for all modules.
+    call = operator.call if name == "GroupedQueryAttention" else backend.call_once
+    check_steps(backend, call, module, x, sizes)
     if MASKS[mask].reach is not None and "rolling" in inspect.signature(module.init_cache).parameters:
-        check_steps(backend, module, x, sizes, rolling=True)
+        check_steps(backend, call, module, x, sizes, rolling=True)
 
 
 def test_a_cache_of_other_rows_keeps_their_padding(backend):

@@ -9,16 +9,9 @@ from flax import nnx
 import jax_attn
 from attn_bridge.specs import VARIANTS
 
-NAMES = (
-    "LinearAttention",
-    "LightningAttention",
-    "GatedConvolution",
-    "GatedDeltaNet",
-    "KimiDeltaAttention",
-    "Mamba",
-    "Mamba2",
-)
-CONFIGS = {variant.name: variant.examples[0].config for variant in VARIANTS if variant.name in NAMES}
+from ...contract import modules
+
+CONFIGS = {variant.name: variant.examples[0].config for variant in VARIANTS if variant.name in modules.RECURRENT}
 
 
 EAGER = ("GatedConvolution", "LinearAttention")
@@ -28,7 +21,10 @@ EAGER = ("GatedConvolution", "LinearAttention")
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *((name, "in one program") for name in CONFIGS),
+        *(
+            pytest.param(name, "in one program", marks=[pytest.mark.full] if name in modules.ALIKE else [])
+            for name in CONFIGS
+        ),
         *(pytest.param(name, "eagerly", marks=[] if name in EAGER else [pytest.mark.full]) for name in CONFIGS),
     ],
 )

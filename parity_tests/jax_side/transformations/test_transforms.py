@@ -25,18 +25,7 @@ LENGTH = 140
 
 MODERN = [variant.name for variant in VARIANTS if variant.group == "modern"]
 CLASSES = [*MODULES, *MODERN]
-ALIKE = {
-    "SelfAttention_v1": "CausalAttention",
-    "SelfAttention_v2": "CausalAttention",
-    "MultiHeadAttention": "CausalAttention",
-    "MultiHeadAttentionWrapper": "CausalAttention",
-    "MultiHeadLatentAttention": "SparseIndexedAttention",
-    "LightningAttention": "Mamba2",
-    "GatedDeltaNet": "KimiDeltaAttention",
-}
-"""Class -> the class whose program has the same derivative rules, scans and masks; `make full` tests both."""
-
-DISTINCT = [name for name in CLASSES if name not in ALIKE]
+DISTINCT = [name for name in CLASSES if name not in modules.ALIKE]
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from attn_bridge.specs import VARIANTS, Rotary, find_variant
 
 from ...contract import modules, torch_backend
 from ...contract.models.test_decoder_model import CONFIG
+from ...support.calls import cover
 from ...support.calls.bad_calls import D_IN, MODULES
 
 MODERN = [variant.name for variant in VARIANTS if variant.group == "modern" and variant.examples]
@@ -55,7 +56,7 @@ class Step(nn.Module):
         return self.inner(x, cache=cache)
 
 
-@pytest.mark.parametrize("name", CACHED)
+@cover.some("name", CACHED, [name for name in CACHED if name not in modules.ALIKE])
 @torch.no_grad()
 def test_an_exported_step_decodes_on_from_any_length(name):
     module, x = modules.make_example(torch_backend, name)

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-COVER = ("rotary", "rolling chunks", "latent", "differential")
+COVER = ("rotary", "rolling chunks", "latent")
 """Cases of each kind of cache; with the two below, the other cases only in `make full`."""
 
 MASKED: dict[str, dict[str, Any]] = {

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 import torch_attn
+from parity_tests.support.calls import cover
 from parity_tests.support.calls.bad_calls import MODULES
 from torch_attn import functional, recomputation
 from torch_attn.dropout import Dropout
@@ -304,7 +305,7 @@ def test_noise_on_gradients_is_new_in_each_backward_pass(reentrant):
 # ---- compiled code
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@cover.some("reentrant", [False, True], always=[False])
 def test_compiled_modules_are_recomputed(reentrant):
     torch._dynamo.reset()
     module = build("CausalAttention")

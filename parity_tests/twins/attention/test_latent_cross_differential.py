@@ -25,7 +25,7 @@ from jax_attn.backend import precision
 from parity_tests.support.models.hf_oracle import judge_roundings
 from torch_attn.backend import to_numpy
 
-from ..interpreted import by_numpy
+from ...support.calls.interpreted import by_numpy
 from .compiled import in_jit
 
 LATENT = specs.MultiHeadLatentAttentionConfig(

@@ -26,9 +26,9 @@ from attn_bridge.checkpoints import configs
 from jax_attn import backend as jax_backend
 from torch_attn import backend as torch_backend
 
+from ...support.calls.interpreted import run_by_numpy
 from ...support.files import gguf_files
 from ...support.models import hf_folders
-from ..interpreted import run_by_numpy
 
 T = transformers
 IDS = np.random.default_rng(7).integers(1, 31, (2, 5))

@@ -18,9 +18,9 @@ from attn_bridge.models import families
 from jax_attn.backend import precision
 
 from ...support.calls import cover
+from ...support.calls.interpreted import run_by_numpy
 from ...support.models.hf_oracle import CASES, LAYERS, judge_layer, run
 from ..attention.compiled import in_jit
-from ..interpreted import run_by_numpy
 
 FIRST = list({name: (name, index) for name, index in reversed(LAYERS)}.values())
 LAST = list(dict(LAYERS).items())

@@ -31,9 +31,9 @@ from jax_attn.backend import get_weights as get_flax_weights
 from torch_attn import positions as torch_positions
 from torch_attn.backend import get_weights, to_numpy
 
+from ...support.calls.interpreted import by_numpy, run_by_numpy
 from ...support.files.folders import new_folder
 from ...support.models.multimodal_models import PIXELS
-from ..interpreted import by_numpy, run_by_numpy
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 BATCH, TOKENS = 2, 11

@@ -32,8 +32,8 @@ from jax_attn.blocks.decoder_block import DecoderBlock
 from torch_attn.backend import get_weights, to_numpy
 
 from ...support.calls import cover
+from ...support.calls.interpreted import by_numpy, run_by_numpy
 from ...support.models.decoder_oracle import DECODERS, TOKENS, Oracle, run
-from ..interpreted import by_numpy, run_by_numpy
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 NAMES = list(DECODERS)

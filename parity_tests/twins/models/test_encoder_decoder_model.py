@@ -30,8 +30,8 @@ from torch_attn.backend import get_weights, to_numpy
 from torch_attn.random import JaxRngs
 
 from ...support.calls import cover
+from ...support.calls.interpreted import by_numpy, run_by_numpy
 from ...support.models.encoder_decoder_oracle import MODELS, SOURCE, TOKENS, VOCABULARY, Oracle, build, run
-from ..interpreted import by_numpy, run_by_numpy
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 NAMES = list(MODELS)

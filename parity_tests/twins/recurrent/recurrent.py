@@ -11,7 +11,7 @@ from flax import nnx
 
 from attn_parity.frameworks.torch.running.promotion import promoted
 
-from ..interpreted import by_numpy
+from ...support.calls.interpreted import by_numpy
 
 
 def tokens(*shape: int, seed: int = 1) -> np.ndarray:
