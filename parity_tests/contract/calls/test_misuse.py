@@ -13,8 +13,9 @@ import pytest
 from attn_bridge import misuse, specs
 from attn_bridge.masks import causal
 
+from ...support.calls import cover
 from .. import backends
-from ..modules import NAMES, PADDING, RECURRENT, draw, make, make_example
+from ..modules import ALIKE, NAMES, PADDING, RECURRENT, draw, make, make_example
 
 backend = backends.fixture(backends.adapters("backend"))
 
@@ -133,7 +134,7 @@ def test_an_inverted_padding_mask_is_warned_of(backend, name):
     assert warning_of(make(backend, name), x, attention_mask=backend.as_argument(mask))[:1] == [INVERTED]
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@cover.some("name", RECURRENT, [name for name in RECURRENT if name not in ALIKE])
 def test_an_inverted_padding_mask_of_a_state_is_warned_of(backend, name):
     module, x = make_example(backend, name)
     mask = ~np.array([[True, True, True, False, False], [True] * 5])
@@ -230,7 +231,7 @@ def test_an_operand_of_another_kind_is_named(backend, name):
     assert message.endswith(", got object")
 
 
-@pytest.mark.parametrize("name", MODERN)
+@cover.some("name", list(MODERN), [name for name in MODERN if name not in ALIKE])
 def test_a_mask_may_be_nested_lists(backend, name):
     module, x = make_example(backend, name)
     x = backend.as_argument(x)
