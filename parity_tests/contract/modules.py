@@ -50,7 +50,8 @@ ALIKE = {
 }
 """Class -> a class whose program has the same derivative rules, scans and masks.
 
-Tests of transformations, which trace and compile all of a program, run one of both; `make full` runs the other.
+Of both, one runs in tests of transformations, which trace and compile all of a program; `make full` runs the other,
+and programs of open sizes are exported of both.
 """
 
 every_module = pytest.mark.parametrize("name", MODULES)

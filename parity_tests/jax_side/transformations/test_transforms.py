@@ -71,7 +71,7 @@ def test_vmap_gives_what_a_batch_gives(name):
     np.testing.assert_allclose(pairs[1], whole, rtol=1e-4, atol=1e-5)
 
 
-@cover.some("name", CLASSES, DISTINCT)
+@pytest.mark.parametrize("name", CLASSES)
 def test_a_program_of_open_sizes_is_exported(name):
     call, width = made(name)
     shape = export.symbolic_shape(f"b, t, {width}", constraints=[f"t <= {LENGTH}"])

@@ -10,7 +10,6 @@ from attn_bridge.specs import VARIANTS
 from torch_attn.recurrent import recurrence
 
 from ...contract import modules
-from ...support.calls import cover
 
 CONFIGS = {variant.name: variant.examples[0].config for variant in VARIANTS if variant.name in modules.RECURRENT}
 
@@ -33,7 +32,7 @@ def test_the_meta_device_gives_shapes(name):
     assert module(x).shape == out.shape
 
 
-@cover.some("name", list(CONFIGS), [name for name in CONFIGS if name not in modules.ALIKE])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_an_exported_module_takes_any_length(name):
     module = getattr(torch_attn, name)(CONFIGS[name]).eval()
     draw = torch.Generator().manual_seed(2)

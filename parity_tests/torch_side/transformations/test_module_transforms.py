@@ -18,7 +18,6 @@ from attn_bridge.specs import VARIANTS, FeedForwardConfig, MixtureOfExpertsConfi
 from torch_attn.blocks.mixture_of_experts import MixtureOfExperts
 
 from ...contract import modules, torch_backend
-from ...support.calls import cover
 from ...support.calls.bad_calls import D_IN, MODULES
 
 LENGTH = 140
@@ -27,7 +26,6 @@ LENGTH = 140
 MODERN = [variant.name for variant in VARIANTS if variant.group == "modern" and variant.examples]
 WINDOW, LEARNED_BIAS = "MultiHeadLatentAttention window", "GroupedQueryAttention t5-decoder"
 CLASSES = [*MODULES, *MODERN, "RMSNorm", WINDOW, LEARNED_BIAS]
-STATELESS = [case for case in CLASSES if case not in modules.RECURRENT]  # the others: modules/test_recurrent_calls.py
 MASKED = [name for name in CLASSES if name not in ("LayerNorm", "RMSNorm", "CrossAttention")]
 
 pytestmark = pytest.mark.filterwarnings(
@@ -134,7 +132,7 @@ def test_derivatives_forward_and_twice_are_those_of_gradients(case):
     torch.testing.assert_close(difference, curve, rtol=1e-3, atol=1e-4 * max(largest, 1.0))
 
 
-@cover.some("case", STATELESS, [case for case in STATELESS if case not in modules.ALIKE])
+@pytest.mark.parametrize("case", [case for case in CLASSES if case not in modules.RECURRENT])  # test_recurrent_calls.py
 def test_a_program_of_open_sizes_is_exported(case):
     call, sizes = made(case)[0], {0: torch.export.Dim("b", min=1), 1: torch.export.Dim("t", min=2, max=LENGTH)}
     program = torch.export.export(call, (tokens(case, 2, 70),), dynamic_shapes=(sizes,)).module()
