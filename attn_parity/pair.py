@@ -19,7 +19,7 @@ from .samples import calls
 from .samples.sampling import Effort, OutputStructure, Sample, draw_weights
 from .sides.arrays import is_float, wide
 from .sides.dropout_masks import Difference
-from .sides.subject import Arguments, Array, Arrays, ModuleFailedError, Run
+from .sides.subject import Arguments, Array, Arrays, ModuleFailedError, Run, Subject
 
 SIDES: tuple[Side, Side] = ("first", "second")
 
@@ -222,7 +222,7 @@ def _rows(leaf: Array) -> int:
     return max(1, leaf.size if is_whole else math.prod(leaf.shape[:-1]))
 
 
-def weights_held(subject: Any, label: str) -> Arrays:
+def weights_held(subject: Subject, label: str) -> Arrays:
     """Return the weights that a subject holds.
 
     Raises:
@@ -243,7 +243,7 @@ def weights_held(subject: Any, label: str) -> Arrays:
     return weights
 
 
-def widened(weights: Arrays, subject: Any, other: str | None) -> Arrays:
+def widened(weights: Arrays, subject: Subject, other: str | None) -> Arrays:
     """Return the weights of a subject, in float64 if JAX made them float32 and the other side's are float64.
 
     Only a side whose framework is set up without float64 is widened: any other float32 module is float32 by choice, and

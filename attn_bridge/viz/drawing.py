@@ -9,7 +9,7 @@ import importlib
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -183,7 +183,7 @@ def heatmap(
     return picture
 
 
-def _rows(source: object, x: object, call: dict[str, Any], batch: int, argument: str) -> tuple[str, Array]:
+def _rows(source: object, x: object, call: Mapping[str, object], batch: int, argument: str) -> tuple[str, Array]:
     framework = backends.framework_of(source)
     if framework is None:
         if x is not None or call:

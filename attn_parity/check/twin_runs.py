@@ -14,7 +14,7 @@ import numpy as np
 from attn_bridge import backends
 from attn_bridge.specs import Variant
 
-from ..sides.subject import Arguments, Array, Arrays, Run, load_adapter
+from ..sides.subject import Arguments, Array, Arrays, Run, Subject, load_adapter
 from ..verdict.probes import Moved, moved_by
 from .cases import IN_FULL, IN_MODE, MODES, CaseNumbers, TwinCase, cases_of, draw, draw_cotangents, mode_of
 
@@ -180,7 +180,7 @@ class _Twin:
             raise TwinDiffersError(f"{row.variant.name} holds the config {own}, expected {config}")
         self.name, self.dtype, self.framework = row.variant.name, dtype, framework
         self.rules = config.rules()
-        self.subject: Any = load_adapter(framework).subject_of(module)
+        self.subject: Subject = load_adapter(framework).subject_of(module)
         self.statics = {"return_weights": True} if row.returns_weights else {}
         names = {getattr(parameter.rule, framework) for parameter in config.parameters}
         if self.subject.parameters().keys() != names:

@@ -23,7 +23,7 @@ from .format import ORACLE, Dump
 from .trials import RecordedTrials
 
 
-def alone(subject: Any, inputs: Any) -> Pair:
+def alone(subject: Subject, inputs: Any) -> Pair:
     """Return the pair of a subject with itself.
 
     State that holds data counts among its weights: the other side's will be given it, so that it is not a table.
@@ -53,7 +53,7 @@ def alone(subject: Any, inputs: Any) -> Pair:
     )
 
 
-def beside(subject: Any, inputs: object, like: Dump) -> Pair:
+def beside(subject: Subject, inputs: object, like: Dump) -> Pair:
     """Return the pair of another side's dump and a subject; the parameters are yet to be paired."""
     notes: list[str] = []
     own: Arrays = subject.weights()
@@ -139,7 +139,7 @@ def parted(pair: Pair, side: Side) -> tuple[Arrays, Arrays]:
     return weights, recordable
 
 
-def _plain_call(subject: Any, call: Arguments, notes: list[str]) -> Arguments:
+def _plain_call(subject: Subject, call: Arguments, notes: list[str]) -> Arguments:
     """Return a call in eval mode that a dump can hold; torch's attention is asked for no weights, as Flax has none."""
     call, of_mode = Modes.of(subject, call).in_eval_mode(call, shown(subject.framework))
     notes += of_mode

@@ -36,6 +36,7 @@ from ..sides.subject import (
     Returned,
     Run,
     SideWeight,
+    Subject,
     is_array,
     load_adapter,
 )
@@ -163,7 +164,7 @@ class DumpRecorder:
 
     def __init__(
         self,
-        subject: Any,
+        subject: Subject,
         inputs: Any,
         like: Dump | None,
         writer: DumpWriter,
@@ -426,7 +427,7 @@ def _numbers(settings: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str
     }
 
 
-def _environment(subject: Any) -> dict[str, str]:
+def _environment(subject: Subject) -> dict[str, str]:
     framework = subject.framework
     rows = precision.rows_of(precision.LABELS[framework], load_adapter(framework, "precision"))
     settings = {f"{row.framework} {row.name}": row.value for row in rows if row.key or row.state in ("unsafe", "note")}

@@ -121,7 +121,7 @@ def _gap(side: OneSide, layout: Axes, convention: _Convention, sizes: Sequence[i
     return side.gap([expected], [got], side.structure[:1])
 
 
-def _outputs(side: OneSide, program: Callable[..., Any]) -> list[Array]:
+def _outputs(side: OneSide, program: Callable[..., object]) -> list[Array]:
     subject = side.programmed(program)
     results: list[Array] = subject.run(side.weights_of(subject), side.call, dtype=side.dtype).outputs
     return results
@@ -175,7 +175,7 @@ def _main_argument(side: OneSide, layout: Axes) -> int | str | None:
 
 
 def _pieces(
-    side: OneSide, layout: Axes, sizes: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+    side: OneSide, layout: Axes, sizes: Sequence[int], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Iterator[Piece]:
     """Yield the arguments of each piece of a sequence, from those of the whole call; `sizes` count tokens."""
     main, axis, length = _main_argument(side, layout), layout.time or 0, sum(sizes)

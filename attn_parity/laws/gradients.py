@@ -145,8 +145,9 @@ def _padding_rows(side: OneSide) -> dict[str, int]:
     """Return name of an embedding's table -> its row of padding, which gets no gradient by definition."""
     results = {}
     for path, settings in side.subject.settings().items():
-        if isinstance(settings.get("padding_idx"), int):
-            results[f"{path}.weight".lstrip(".")] = settings["padding_idx"]
+        row = settings.get("padding_idx")
+        if isinstance(row, int):
+            results[f"{path}.weight".lstrip(".")] = row
     return results
 
 

@@ -25,6 +25,7 @@ from ..sides.subject import (
     CannotPromoteError,
     ModuleFailedError,
     Run,
+    Subject,
     load_adapter,
     signature_of,
 )
@@ -119,7 +120,7 @@ class OneSide:
         asserted: names of laws that the caller asked for.
     """
 
-    def __init__(self, value: Any, subject: Any, call: Arguments, seed: int, asserted: Collection[str] = ()):
+    def __init__(self, value: object, subject: Subject, call: Arguments, seed: int, asserted: Collection[str] = ()):
         self.value, self.subject, self.seed = value, subject, seed
         self.asserted = frozenset(asserted)
         self.held: Arrays = subject.weights()
@@ -203,7 +204,7 @@ class OneSide:
         types = [one.type for one in self.subject.modules()]
         return " ".join([self.name, *types, *self.arguments]).lower()
 
-    def drawn(self, subject: Any, weights: Arrays) -> Arrays:
+    def drawn(self, subject: Subject, weights: Arrays) -> Arrays:
         """Return drawn weights that are not degenerate; frozen ones keep their numbers."""
         parameters = subject.parameters()
         kept = [name for name, one in parameters.items() if one.frozen]
@@ -242,7 +243,7 @@ class OneSide:
         adapter = load_adapter(self.subject.framework, "programs")
         return load_adapter(self.subject.framework).subject_of(adapter.programmed(self.value, program))
 
-    def weights_of(self, subject: Any) -> Arrays:
+    def weights_of(self, subject: Subject) -> Arrays:
         """Return the drawn weights for a program's subject; a module's names then begin with ``inner.``."""
         return {name: self.weights.get(name.removeprefix("inner."), held) for name, held in subject.weights().items()}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,17 @@ from ..pairing import Pairing
 from ..results.findings import Side, shown
 from ..samples.sampling import Sample
 from ..sides.arrays import is_float, is_large
-from ..sides.subject import Arguments, Array, Arrays, Call, CannotPromoteError, ModuleFailedError, Run, Substitute
+from ..sides.subject import (
+    Arguments,
+    Array,
+    Arrays,
+    Call,
+    CannotPromoteError,
+    ModuleFailedError,
+    Run,
+    Subject,
+    Substitute,
+)
 
 FAILURES = (CannotPromoteError, ModuleFailedError)
 """Errors of a subject whose submodule cannot run alone."""
@@ -37,7 +46,7 @@ class Sides:
         judged: sides whose loss of precision is looked for.
     """
 
-    subjects: Mapping[Side, Any]
+    subjects: Mapping[Side, Subject]
     pairing: Pairing
     arguments: Mapping[Side, Arguments]
     weights: Mapping[Side, Arrays]

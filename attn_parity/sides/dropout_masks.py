@@ -102,7 +102,7 @@ class MaskPlan:
         self.draws: list[Draw] = []
         self._operands: Sequence[Any] | None = None
 
-    def start(self, operands: Sequence[Any] | None) -> None:
+    def start(self, operands: Sequence[object] | None) -> None:
         """Reset the plan; with None it returns masks that keep everything."""
         self.draws, self._operands = [], operands
 

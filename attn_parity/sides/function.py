@@ -60,7 +60,7 @@ class Function:
         return called.pop()
 
 
-def function(call: Callable[..., Any], weights: object, *, framework: str | None = None) -> Function:
+def function(call: Callable[..., object], weights: object, *, framework: str | None = None) -> Function:
     """Return a side of a comparison: a pure function and its weights.
 
     Args:

@@ -316,7 +316,7 @@ class Subject(Protocol):
     def modules(self) -> list[Submodule]:
         """Return the submodules, the module itself first."""
 
-    def settings(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, Mapping[str, object]]:
         """Return path -> the numbers that a submodule's meaning depends on."""
 
     def modes(self, arguments: Arguments) -> dict[str, bool]:

@@ -52,7 +52,7 @@ def _described(module: object) -> str:
     return f"{linen}; compare with train=True judges it in train mode"
 
 
-def batches_of(data: Any, loss: Any) -> list[tuple[object, object]]:
+def batches_of(data: Any, loss: object) -> list[tuple[object, object]]:
     """Return the pairs of inputs and targets that the user's data holds."""
     batches = []
     for pair in data:

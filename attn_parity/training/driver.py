@@ -53,7 +53,7 @@ def train(
     steps: int = 20,
     optimizer: str | tuple[object, object] = "adamw",
     dropout: bool | float = True,
-    loss: str | tuple[Callable[..., Any], Callable[..., Any]] = "mse",
+    loss: str | tuple[Callable[..., object], Callable[..., object]] = "mse",
     lr: float = 1e-3,
     seed: int | None = None,
     dtype: str | None = None,

@@ -50,7 +50,7 @@ class FreeRun:
 
 
 def start(
-    pair: Pair, low: Sequence[Any], exact: Sequence[Any], initial_weights: Arrays, seed: int
+    pair: Pair, low: Sequence[Any], exact: Sequence[object], initial_weights: Arrays, seed: int
 ) -> dict[str, FreeRun]:
     """Return all free runs by name, before their first step.
 

@@ -64,7 +64,7 @@ class Stack(nnx.Module):
         positions: Int[Array, "... T"] | None = None,
         context: Float[Array, "B S E"] | None = None,
         context_mask: Bool[Array, "B S"] | None = None,
-        cache: Sequence[Any] | None = None,
+        cache: Sequence[object] | None = None,
     ) -> Any:
         """Apply the blocks to vectors ``(B, T, D)``.
 

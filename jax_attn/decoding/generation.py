@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -149,7 +149,7 @@ _advance_alone = jax.jit(_advance, static_argnums=4)
 
 @functools.partial(jax.jit, static_argnums=5)
 def _read(
-    model: nnx.Module, source: tuple[Array, ...], tokens: Array, padding: Array, masks: dict[str, Any], new: int
+    model: nnx.Module, source: tuple[Array, ...], tokens: Array, padding: Array, masks: Mapping[str, object], new: int
 ) -> tuple[Array, Any]:
     """Return the logits of the last token of a prompt, and a cache with room for the new tokens."""
     batch, length = tokens.shape

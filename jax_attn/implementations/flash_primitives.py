@@ -193,7 +193,9 @@ def _operation(
         register_target(target, _kernels()[target])
         return jax.ffi.ffi_lowering(target)(context, *arrays, shape=_words(kind, context.avals_in, **parameters))
 
-    def batch(arrays: Sequence[Array], axes: Sequence[int | None], **parameters: Any) -> tuple[list[Array], list[int]]:
+    def batch(
+        arrays: Sequence[Array], axes: Sequence[int | None], **parameters: object
+    ) -> tuple[list[Array], list[int]]:
         size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
         fronted = [batching.bdim_at_front(array, axis, size) for array, axis in zip(arrays, axes, strict=True)]
         results = operation.bind(*fronted, **parameters)

@@ -167,7 +167,7 @@ def _batch(
     *,
     tree: jax.tree_util.PyTreeDef,
     levels: tuple[Axes, ...],
-    **options: Any,
+    **options: object,
 ) -> tuple[Sequence[Array], list[int]]:
     """Bind the same with one more level; results get the axis in front, as tangents have it."""
     size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)

@@ -107,7 +107,7 @@ class _Mask(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], like: Tensor, draw: Draw, count: Callable[[str], None]
+        info: Any, in_dims: tuple[object, ...], like: Tensor, draw: Draw, count: Callable[[str], None]
     ) -> tuple[Tensor, int | None]:
         if info.randomness == "same":
             return _Mask.apply(like.select(in_dims[0], 0), draw, count), None

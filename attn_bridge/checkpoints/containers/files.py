@@ -139,7 +139,7 @@ def check_range(path: object, info: TensorInfo, start: int, stop: int) -> None:
 def parse_json(data: bytes | memoryview, path: object, what: str) -> Any:
     """Parse JSON as its standard has it: UTF-8, no NaN, and no key twice in an object."""
 
-    def pairs(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    def pairs(fields: list[tuple[str, object]]) -> dict[str, Any]:
         mapping = dict(fields)
         if len(mapping) < len(fields):
             twice = next(key for key, times in collections.Counter(key for key, _ in fields).items() if times > 1)

@@ -5,8 +5,6 @@ The twin is `attn_parity.frameworks.torch.decoded`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -20,7 +18,7 @@ class Decoded(nnx.Module):
         prompt: number of tokens in the first step.
     """
 
-    def __init__(self, block: Any, prompt: int):
+    def __init__(self, block: nnx.Module, prompt: int):
         self.block, self.prompt = block, prompt
 
     def __call__(self, x: Array) -> Array:

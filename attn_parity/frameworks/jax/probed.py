@@ -166,7 +166,7 @@ class ProbedSide(abc.ABC):
             return programs.found(samples, [jax.tree.leaves(one) for one in operands], differing)
 
 
-def _noted(function: Callable[..., Any], operands: object, tape: Tape, *, in_float64: bool) -> Any:
+def _noted(function: Callable[..., object], operands: object, tape: Tape, *, in_float64: bool) -> Any:
     """Return the results of a function whose calls a tape records.
 
     In float64 the traced program runs in NumPy; a program that reads values cannot be traced and runs in JAX.

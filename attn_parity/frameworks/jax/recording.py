@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +41,7 @@ class _Entry:
     """
 
     path: str
-    skeleton: Any
+    skeleton: object
     inputs: list[Array | np.ndarray]
     outputs: list[Array | np.ndarray] = dataclasses.field(default_factory=list)
     end: int = 0
@@ -141,9 +140,9 @@ class Tape:
             if entry.end
         ]
 
-    def _values(self, order: int, kind: str, count: int) -> list[Any] | None:
-        values = [self.notes.get((order, kind, position)) for position in range(count)]
-        return None if any(one is None for one in values) else values
+    def _values(self, order: int, kind: str, count: int) -> list[np.ndarray] | None:
+        keys = [(order, kind, position) for position in range(count)]
+        return [self.notes[key] for key in keys] if all(key in self.notes for key in keys) else None
 
 
 def _names(arrays: Sequence[Array]) -> tuple[str, ...]:

@@ -154,7 +154,7 @@ class JaxSubject(ProbedSide):
         return self._adapter.name
 
     @property
-    def module(self) -> Any:
+    def module(self) -> nnx.Module | linen.Module | None:
         """The module itself; None for a function."""
         return getattr(self._adapter, "module", None)
 
@@ -198,7 +198,7 @@ class JaxSubject(ProbedSide):
         """Return the submodules, the module itself first; those of Linen are known after `describe_outputs`."""
         return self._adapter.modules()
 
-    def settings(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, Mapping[str, object]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
         return self._adapter.settings()
 
@@ -361,7 +361,7 @@ class JaxSubject(ProbedSide):
         self,
         key: tuple[Hashable, ...],
         function: Callable[..., object],
-        operands: object,
+        operands: Sequence[object],
         dtype: str | None,
         mode: str,
         tables: Collection[int],
@@ -389,7 +389,7 @@ class JaxSubject(ProbedSide):
         except UNTRACEABLE:
             return directly(function, promote=dtype == "float64")
 
-        def _put(operands: object) -> list[jax.Array]:
+        def _put(operands: Sequence[object]) -> list[jax.Array]:
             return jax.tree.leaves(self.home.put(operands))
 
         if mode == "jitter":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.extend.core
@@ -29,6 +29,9 @@ from .running.promotion import promoted
 from .sides.adapter import dotted, is_jax_float
 from .sides.nnx_module import NNXPart
 from .subject import _failure, _layout, _static
+
+Program: TypeAlias = Callable[[tuple[object, ...]], tuple[np.ndarray, Arrays, Arrays]]
+"""Weights, leaves, targets and masks of a step -> its loss, gradients and changed statistics."""
 
 SLOTS = {"mu": "mu", "nu": "nu", "trace": "trace"}
 """Optimizer state -> the name that both sides have for it: optax's."""
@@ -85,8 +88,8 @@ class Trainer:
         self._dropout = dropout
         self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
         self._optimizer = optimizer
-        self._programs: dict[Hashable, tuple[Callable[..., Any], list[Draw], bool]] = {}
-        self._update: Callable[..., Any] | None = None
+        self._programs: dict[Hashable, tuple[Program, list[Draw], bool]] = {}
+        self._update: Callable[..., tuple[dict[str, Array], optax.OptState]] | None = None
         self._own: optax.OptState | None = None
 
     @property
@@ -163,9 +166,7 @@ class Trainer:
     def _precise(self) -> contextlib.AbstractContextManager[None]:
         return jax.enable_x64(True) if self.precision == "float64" else contextlib.nullcontext()
 
-    def _program(
-        self, arguments: Arguments, operands: tuple[object, ...]
-    ) -> tuple[Callable[..., Any], list[Draw], bool]:
+    def _program(self, arguments: Arguments, operands: tuple[object, ...]) -> tuple[Program, list[Draw], bool]:
         """Return a compiled function for one layout of a batch, the masks that it asks for, and if it draws more."""
         plan = MaskPlan()
 
@@ -199,7 +200,7 @@ class Trainer:
             closed, tree = trace(differentiate, (*operands, masks))
         compiled = jax.jit(jax.extend.core.jaxpr_as_fun(closed))
 
-        def run(operands: tuple[object, ...]) -> Any:
+        def run(operands: tuple[object, ...]) -> tuple[np.ndarray, Arrays, Arrays]:
             with self._precise():
                 results = compiled(*[jnp.asarray(one) for one in jax.tree.leaves(operands)])
                 return jax.tree.unflatten(tree, [np.asarray(one) for one in results])
@@ -215,7 +216,7 @@ def _is_record(node: object) -> bool:
     return isinstance(node, tuple) and hasattr(node, "_fields")
 
 
-def _filled(node: Any, state: State, names: set[str]) -> Any:
+def _filled(node: optax.OptState, state: State, names: set[str]) -> optax.OptState:
     """Return an optimizer state with other moments and another count of steps."""
     if _is_record(node):
         changed: dict[str, object] = {}
@@ -236,7 +237,7 @@ def _filled(node: Any, state: State, names: set[str]) -> Any:
     return node
 
 
-def _collect(node: Any, moments: dict[str, Arrays]) -> None:
+def _collect(node: optax.OptState, moments: dict[str, Arrays]) -> None:
     """Gather the moments in an optimizer state."""
     if _is_record(node):
         for field in node._fields:

@@ -5,8 +5,6 @@ The twin is `attn_parity.frameworks.jax.decoded`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +17,7 @@ class Decoded(nn.Module):
         prompt: number of tokens in the first step.
     """
 
-    def __init__(self, block: Any, prompt: int):
+    def __init__(self, block: nn.Module, prompt: int):
         super().__init__()
         self.block, self.prompt = block, prompt
 

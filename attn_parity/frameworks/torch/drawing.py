@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,12 @@ class _Drawing(TorchFunctionMode):
         }
 
     def __torch_function__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if func in BACKWARD:
             return backward_inside(self, func, args, kwargs)
@@ -104,11 +108,11 @@ class _Drawing(TorchFunctionMode):
         if self._drawn and not self.foreign():
             torch.set_rng_state(self._started)
 
-    def _keep(self, shape: object, rate: float, device: object) -> Tensor:
+    def _keep(self, shape: torch.Size, rate: float, device: object) -> Tensor:
         with torch._C.DisableTorchFunction():  # our own way to NumPy is not the module's
             return self._mask(shape, rate).to(device)
 
-    def _mask(self, shape: Any, rate: float) -> Tensor:
+    def _mask(self, shape: torch.Size, rate: float) -> Tensor:
         assert self.source is not None
         state = torch.get_rng_state().numpy().tobytes()
         again = torch._C._current_graph_task_id() != -1
@@ -193,7 +197,9 @@ class _Drawing(TorchFunctionMode):
             for name, original in before.items():
                 setattr(functional, name, original)
 
-    def _bernoulli(self, input: Tensor, p: float | None = None, *, generator: object = None, out: Any = None) -> Tensor:
+    def _bernoulli(
+        self, input: Tensor, p: float | None = None, *, generator: object = None, out: Tensor | None = None
+    ) -> Tensor:
         if self.source is None:
             keywords = {} if out is None else {"out": out}
             return torch.bernoulli(input, *(() if p is None else (p,)), generator=generator, **keywords)
@@ -225,7 +231,7 @@ _REFUSED = {
 }
 
 
-def _is_on(func: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> bool:
+def _is_on(func: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Whether a refused function drops; all of them take the input, the rate, and whether in training."""
     rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", False))

@@ -15,7 +15,7 @@ import importlib.util
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from torch_attn.backend import from_numpy
 
 from ...sides.subject import Array
 from .running.promotion import promoted
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 FEW = 8
 """Tokens of a model whose embeddings are never looked up."""
@@ -108,7 +111,7 @@ class _Empty(nn.Module):
         return hidden_states, None
 
 
-def read_config(folder: Path) -> Any:
+def read_config(folder: Path) -> PretrainedConfig:
     """Return the config of a folder as `transformers` reads it.
 
     Raises:
@@ -129,7 +132,7 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def layer(config: Any, index: int, state: Mapping[str, Array], dtype: str) -> ModelLayer:
+def layer(config: PretrainedConfig, index: int, state: Mapping[str, Array], dtype: str) -> ModelLayer:
     """Return a layer with its tensors.
 
     Args:
@@ -144,7 +147,7 @@ def layer(config: Any, index: int, state: Mapping[str, Array], dtype: str) -> Mo
     return ModelLayer(model.base_model, layers, index).eval()
 
 
-def ends(config: Any, rows: int, state: Mapping[str, Array], dtype: str) -> Ends:
+def ends(config: PretrainedConfig, rows: int, state: Mapping[str, Array], dtype: str) -> Ends:
     """Return embeddings, last norm and head of the first `rows` tokens."""
     config = copy.deepcopy(config)
     config.vocab_size, config.pad_token_id = rows, None
@@ -152,7 +155,9 @@ def ends(config: Any, rows: int, state: Mapping[str, Array], dtype: str) -> Ends
     return Ends(model).eval()
 
 
-def _loaded(config: Any, kept: list[int], state: Mapping[str, Array], dtype: str) -> tuple[Any, nn.ModuleList]:
+def _loaded(
+    config: PretrainedConfig, kept: list[int], state: Mapping[str, Array], dtype: str
+) -> tuple[nn.Module, nn.ModuleList]:
     """Return a model of which only some layers are not empty, as `transformers` loads it, and its list of layers."""
     import transformers
 
@@ -160,7 +165,7 @@ def _loaded(config: Any, kept: list[int], state: Mapping[str, Array], dtype: str
 
     made: list[nn.ModuleList] = []
 
-    def init(self: nn.Module, config: object, *args: object, **kwargs: object) -> None:
+    def init(self: nn.Module, config: PretrainedConfig, *args: object, **kwargs: object) -> None:
         kind.__init__(self, config, *args, **kwargs)
         layers = _layers(self.base_model, config)
         for number in range(len(layers)):
@@ -190,7 +195,7 @@ def _loaded(config: Any, kept: list[int], state: Mapping[str, Array], dtype: str
     return model, made[0]
 
 
-def _register(model: Any) -> None:
+def _register(model: nn.Module) -> None:
     """Make parameters of the floating-point buffers that checkpoints hold (biases of routers): ours are parameters."""
     for module in list(model.modules()):
         for name, buffer in list(module._buffers.items()):
@@ -199,7 +204,7 @@ def _register(model: Any) -> None:
                 module.register_parameter(name, nn.Parameter(buffer))
 
 
-def _sharpen(model: Any) -> None:
+def _sharpen(model: nn.Module) -> None:
     """Give tables and scales that no checkpoint holds their float64 values; lower precisions round them as they run."""
     with promoted(), torch.no_grad():
         for module in model.modules():
@@ -223,7 +228,7 @@ def _is_floating(buffer: Tensor | None) -> bool:
     return buffer is not None and buffer.is_floating_point()
 
 
-def _layers(model: nn.Module, config: Any) -> nn.ModuleList:
+def _layers(model: nn.Module, config: PretrainedConfig) -> nn.ModuleList:
     """Return the list of a model's layers.
 
     Raises:

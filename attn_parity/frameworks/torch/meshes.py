@@ -10,7 +10,6 @@ import datetime
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +55,7 @@ def double_precision() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def results(module: nn.Module, inputs: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
+def results(module: nn.Module, inputs: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Return the output of a call, and the gradients of inputs and parameters, whole, by name.
 
     Args:

@@ -10,24 +10,27 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from ...settings.precision import Switch
 
+Value = TypeVar("Value")
+"""The type of a setting."""
+
 MIXED = "decided by fp32_precision"
 """Value of float32_matmul_precision where torch refuses to read it, because the newer settings were used."""
 
 
 def _holder(
-    read: Callable[[], object], write: Callable[[Any], object]
-) -> Callable[[Any], AbstractContextManager[None]]:
+    read: Callable[[], Value], write: Callable[[Value], object]
+) -> Callable[[Value], AbstractContextManager[None]]:
     """Return a context manager that sets a value if it differs, and restores the former one."""
 
     @contextlib.contextmanager
-    def hold(value: object) -> Iterator[None]:
+    def hold(value: Value) -> Iterator[None]:
         former = read()
         if former != value:
             write(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -83,10 +83,10 @@ class TorchSubject:
         self.changed = set()
         self.mesh = next((one.device_mesh for one in self.side.tensors().values() if is_sharded(one)), None)
         self.apart: list[str] = []
-        self.plain: dict[str, Any] = {}
+        self.plain: dict[str, object] = {}
         self.returned = WHOLE
         self.parts: dict[str, list[Tensor | None]] = {}
-        self._compiled: dict[tuple[str, str], Any] = {}
+        self._compiled: dict[tuple[str, str], nn.Module] = {}
         self._accumulates = False
 
     @property
@@ -156,7 +156,7 @@ class TorchSubject:
         modules = self.side.modules()
         return [Submodule(path, type(child).__name__ if path else self.name) for path, child in modules.items()]
 
-    def settings(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, Mapping[str, object]]:
         """Return path -> the settings that a submodule's meaning depends on and its weights don't show."""
         with ONE_AT_A_TIME:
             return {path: read_settings(child) for path, child in {**self.side.modules(), **self.side.layers}.items()}
@@ -338,7 +338,7 @@ class TorchSubject:
         """Return copies of the buffers of a part, for it to write to."""
         return {name: _cast(one.detach().clone().to(self.device), dtype) for name, one in part.constants.items()}
 
-    def compiled(self, part: TorchPart, path: str, mode: str) -> Any:
+    def compiled(self, part: TorchPart, path: str, mode: str) -> nn.Module:
         """Return the part compiled by torch.compile; a second run takes the first one's."""
         if (path, mode) not in self._compiled:
             backend = "inductor" if mode != "aot" and can_build_extensions() else "aot_eager"

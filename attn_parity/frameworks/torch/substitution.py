@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from torch_attn.shards import cut_as
 from ...sides.subject import Array, ModuleFailedError, Substitute
 from ...sides.trees import flatten, replace
 from .weights import is_tensor
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 
 class Substitution:
@@ -80,12 +83,12 @@ class _Added(torch.autograd.Function):
     """Hands an array on, and adds something to the gradient that comes back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, added: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, added: Tensor) -> Tensor:
         ctx.save_for_backward(added)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor]:
         (added,) = ctx.saved_tensors
         return gradient + added, None
 

@@ -28,7 +28,7 @@ SLOTS = {"exp_avg": "mu", "exp_avg_sq": "nu", "momentum_buffer": "trace"}
 """Optimizer state -> the name that both sides have for it: optax's."""
 
 
-def optimizer(name: str, values: Hyperparameters, decayed: Sequence[str]) -> Any:
+def optimizer(name: str, values: Hyperparameters, decayed: Sequence[str]) -> Callable[..., torch.optim.Optimizer]:
     """Return a function that makes a named optimizer; those of both sides compute the same.
 
     Args:
@@ -73,7 +73,7 @@ class Trainer:
         self,
         module: nn.Module,
         loss: str | Callable[..., Tensor],
-        optimizer: Any,
+        optimizer: Callable[..., torch.optim.Optimizer],
         *,
         dtype: str | None = None,
         dropout: bool | float = True,
@@ -193,7 +193,7 @@ class Trainer:
             for name, tensor in self._weights:
                 tensor.copy_(from_numpy(weights[name]))
 
-    def _tensor(self, array: object) -> Any:
+    def _tensor(self, array: object) -> Tensor:
         if not isinstance(array, np.ndarray):
             return array
         tensor = from_numpy(array).to(self._device)

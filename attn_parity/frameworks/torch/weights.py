@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +51,7 @@ class TorchPart:
     trainable: frozenset[str]
     held: dict[str, Tensor]
     constants: dict[str, Tensor]
-    holding: Callable[[dict[str, Tensor], Any], contextlib.AbstractContextManager[Call]]
+    holding: Callable[[dict[str, Tensor], Callable[..., object]], contextlib.AbstractContextManager[Call]]
     target: Callable[..., object]
 
 
@@ -207,7 +206,7 @@ class TorchFunctionSide:
         return TorchPart(self.name, {name: name for name in tensors}, trained, tensors, {}, self._holding, self._call)
 
     @property
-    def call(self) -> Any:
+    def call(self) -> Callable[..., object]:
         """The function."""
         return self.function.call
 

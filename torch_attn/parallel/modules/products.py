@@ -30,7 +30,7 @@ class Products(TorchFunctionMode):
         self.sharding = sharding
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, arguments: Any = (), options: Any = None
+        self, function: Callable[..., object], types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
         """Call a function of torch."""
         if function in PRODUCTS and len(arguments) == 2 and not options:

@@ -93,7 +93,7 @@ def _natural(path: Path, label: str, value: object) -> int:
     return value
 
 
-def _items(path: Path, stored: dict[Any, object]) -> dict[str, dict[tuple[int, ...] | None, Extent]]:
+def _items(path: Path, stored: dict[object, object]) -> dict[str, dict[tuple[int, ...] | None, Extent]]:
     """Return name -> offset of a chunk (None for a value that is not a tensor) -> its location in a file."""
     items: dict[str, dict[tuple[int, ...] | None, Extent]] = {}
     for index, info in stored.items():

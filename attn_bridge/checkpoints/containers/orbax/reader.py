@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -131,7 +132,7 @@ class OrbaxReader(Reader):
         path = inside(self._folder, name, self._folder)
         return parse_json(read_file(path, self.path, MAX_HEADER), path, "file")
 
-    def _names(self, tree: dict[str, Any]) -> list[str]:
+    def _names(self, tree: Mapping[str, object]) -> list[str]:
         """Return the names of all arrays, and note the empty nodes."""
         path = self._folder / METADATA
         names: dict[str, None] = {}

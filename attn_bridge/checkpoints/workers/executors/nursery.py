@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, TextIO
 
 from ...containers.base import DiskFullError
@@ -80,7 +80,7 @@ class Nursery:
         end(self._child)
 
 
-def tell(child: Child, message: dict[str, Any]) -> None:
+def tell(child: Child, message: Mapping[str, object]) -> None:
     """Write a line of JSON to a process."""
     with contextlib.suppress(BrokenPipeError):  # it has ended already, and its report has the reason
         child.stdin.write(json.dumps(message).encode() + b"\n")
@@ -173,7 +173,7 @@ def serve(pipe: int, lines: TextIO) -> int:
         return 0
     lock = threading.Lock()
 
-    def say(message: dict[str, Any]) -> None:
+    def say(message: Mapping[str, object]) -> None:
         with lock:
             print(json.dumps(message), file=lines, flush=True)
 

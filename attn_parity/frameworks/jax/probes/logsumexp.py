@@ -25,6 +25,7 @@ _SHAPED = ("reshape", "squeeze", "expand_dims")
 
 
 _Program: TypeAlias = core.ClosedJaxpr | core.Jaxpr
+Params: TypeAlias = dict[str, Any]
 _Run: TypeAlias = Callable[[_Program, Sequence[ArrayLike]], list[ArrayLike]]
 
 
@@ -38,7 +39,7 @@ def with_logsumexp(function: Callable[..., object], softmaxes: dict[int, core.Ja
         softmaxes: gets each division that was replaced, by its id, when the function is traced.
     """
 
-    def rewritten(*args: object) -> Any:
+    def rewritten(*args: object) -> object:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
         leaves = jax.tree.leaves(args)
         units = [unit for one in leaves if (unit := _unit(jnp.result_type(one)))]
@@ -59,7 +60,7 @@ class _Made:
 
     value: ArrayLike
     name: str
-    params: dict[str, Any]
+    params: Params
     operands: list[ArrayLike]
 
 
@@ -217,7 +218,7 @@ def _weights(softmax: _Softmax) -> Array:
     return weights(scores.astype(jnp.promote_types(scores.dtype, jnp.float32)))
 
 
-def _jaxprs(params: dict[str, Any]) -> list[_Program]:
+def _jaxprs(params: Params) -> list[_Program]:
     programs = []
     for value in params.values():
         for element in value if isinstance(value, (tuple, list)) else (value,):
@@ -244,14 +245,14 @@ def _names(closed: _Program) -> set[str]:
 # ---- parts of a program that are traced by themselves
 
 
-def _checkpoint(run: _Run, operands: list[ArrayLike], params: dict[str, Any]) -> list[ArrayLike]:
+def _checkpoint(run: _Run, operands: list[ArrayLike], params: Params) -> list[ArrayLike]:
     again = jax.checkpoint(
         lambda *args: run(params["jaxpr"], args), policy=params["policy"], prevent_cse=params["prevent_cse"]
     )
     return list(again(*operands))
 
 
-def _scan(run: _Run, operands: list[ArrayLike], params: dict[str, Any]) -> list[ArrayLike]:
+def _scan(run: _Run, operands: list[ArrayLike], params: Params) -> list[ArrayLike]:
     first, carries = scan_sizes(params)
     constant, carry, sequences = operands[:first], operands[first : first + carries], operands[first + carries :]
 
@@ -265,12 +266,12 @@ def _scan(run: _Run, operands: list[ArrayLike], params: dict[str, Any]) -> list[
     return [*state, *rows]
 
 
-def _cond(run: _Run, operands: list[ArrayLike], params: dict[str, Any]) -> list[ArrayLike]:
+def _cond(run: _Run, operands: list[ArrayLike], params: Params) -> list[ArrayLike]:
     branches = [lambda *args, branch=branch: run(branch, args) for branch in params["branches"]]
     return list(jax.lax.switch(operands[0], branches, *operands[1:]))
 
 
-def _while(run: _Run, operands: list[ArrayLike], params: dict[str, Any]) -> list[ArrayLike]:
+def _while(run: _Run, operands: list[ArrayLike], params: Params) -> list[ArrayLike]:
     first, second = params["cond_nconsts"], params["body_nconsts"]
     of_condition, of_body = operands[:first], operands[first : first + second]
     return list(
@@ -282,7 +283,7 @@ def _while(run: _Run, operands: list[ArrayLike], params: dict[str, Any]) -> list
     )
 
 
-_NESTED: dict[str, Callable[[_Run, list[ArrayLike], dict[str, Any]], list[ArrayLike]]] = {
+_NESTED: dict[str, Callable[[_Run, list[ArrayLike], Params], list[ArrayLike]]] = {
     "checkpoint": _checkpoint,
     "remat2": _checkpoint,
     "scan": _scan,

@@ -6,7 +6,6 @@ This resamples a module's rounding error (Monte Carlo arithmetic: Parker, 1997).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +45,7 @@ class JaxprJitter:
     def _moved(self, value: ArrayLike) -> ArrayLike:
         if not isinstance(value, jax.Array) or not jnp.issubdtype(value.dtype, jnp.floating):
             return value
-        own: Any = np.float32 if value.size > MANY and value.dtype != np.float64 else np.float64
+        own: type[np.floating] = np.float32 if value.size > MANY and value.dtype != np.float64 else np.float64
         kind = value.dtype if self._double or value.dtype != np.float64 else np.float32
         wide, eps = np.asarray(value).astype(own), own(jnp.finfo(kind).eps)
         noise = own(2.0) * self._random.random(value.shape, own) - own(1.0)

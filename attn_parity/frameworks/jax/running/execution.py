@@ -214,7 +214,7 @@ def moving_tables(
 ) -> Callable[..., ProgramResults]:
     """Return a function that runs a float64 program and moves its tables; the arguments at `tables` are such."""
 
-    def run(operands: Any, seed: int) -> ProgramResults:
+    def run(operands: Sequence[Any], seed: int) -> ProgramResults:
         weights, leaves, cotangents, masks = operands
         of_leaves = [
             "table" if position in tables else "weight" if is_jax_float(leaf) else "free"
@@ -247,7 +247,7 @@ def moving_literals(closed: core.ClosedJaxpr, tree: jax.tree_util.PyTreeDef) -> 
 def directly(function: Callable[..., object], *, promote: bool) -> Callable[..., Any]:
     """Run a function that can't be traced, because it looks at values."""
 
-    def run(operands: object, seed: int = 0) -> Any:
+    def run(operands: object, seed: int = 0) -> object:
         with promoted() if promote else contextlib.nullcontext():
             result = function(*jax.tree.map(jnp.asarray, read(operands)))
             return jax.tree.map(np.asarray, result)
@@ -260,7 +260,7 @@ def precise(dtype: str | None) -> contextlib.AbstractContextManager[None]:
     return promoted() if dtype == "float64" else contextlib.nullcontext()
 
 
-def is_double(operands: Any) -> bool:
+def is_double(operands: Sequence[Any]) -> bool:
     """Return whether a side works in float64, by its weights, or its inputs where it has none."""
     weights, leaves, *_ = operands
     floats = [one for one in weights.values() if is_jax_float(one)] or [one for one in leaves if is_jax_float(one)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from ....sides.patching import replaced
 
@@ -32,8 +31,8 @@ def promoted() -> Iterator[None]:
     threads are unaffected.
     """
 
-    def _build(bind: Callable[..., Any]) -> Callable[..., Any]:
-        def _promoted_bind(self: core.Primitive, *args: ArrayLike, **params: object) -> Any:
+    def _build(bind: Callable[..., object]) -> Callable[..., object]:
+        def _promoted_bind(self: core.Primitive, *args: ArrayLike, **params: object) -> object:
             args = tuple([_own(arg) for arg in args])
             if self.name == "bitcast_convert_type":  # the bits of integers read as floats: no precision is asked for
                 return _widen(bind(self, *args, **params))
@@ -80,7 +79,7 @@ def _is_signed(arg: object) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jnp.signedinteger)
 
 
-def _promote(name: str, value: Any) -> object:
+def _promote(name: str, value: DTypeLike | None) -> object:
     if name not in _PARAMETERS or value is None:
         return value
     try:

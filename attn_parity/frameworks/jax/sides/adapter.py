@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
 import jax
@@ -77,7 +77,7 @@ class Adapter(abc.ABC):
         """Return argument name -> whether it can be given by position."""
 
     @abc.abstractmethod
-    def called(self, method: object) -> Any:
+    def called(self, method: object) -> Callable[..., object]:
         """Return the callable to run: the side itself, or its method that the argument `method` names."""
 
     @abc.abstractmethod
@@ -104,7 +104,7 @@ class Adapter(abc.ABC):
         """Return the submodules, the whole first."""
 
     @abc.abstractmethod
-    def settings(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, Mapping[str, object]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
 
     def switched_off(self) -> list[str]:
@@ -217,7 +217,7 @@ class Home:
         devices = max((len(one.device_set) for one in self.shardings.values()), default=1)
         return f"{devices} devices" if devices > 1 else str(self.device)
 
-    def put(self, operands: Any) -> Any:
+    def put(self, operands: Sequence[Any]) -> tuple[Any, ...]:
         """Return weights and whatever else a run takes, put in place."""
         weights, *rest = operands
         placed = {name: jax.device_put(one, self.shardings.get(name, self.device)) for name, one in weights.items()}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +62,7 @@ class JaxFunctionSide(Adapter):
         """Return argument name -> whether it can be given by position; the weights are left out."""
         return dict(list(signature_of(self._call).items())[1:])
 
-    def called(self, method: object) -> Any:
+    def called(self, method: object) -> Callable[..., object]:
         """Return the function."""
         return self._call
 
@@ -82,7 +81,7 @@ class JaxFunctionSide(Adapter):
         """Return the function itself."""
         return [Submodule("", self.name)]
 
-    def settings(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, Mapping[str, object]]:
         """Return path -> the settings of a library's layers; a plain function shows none."""
         return {"": {}, **{path: read_settings(layer) for path, layer in self._layers.items()}}
 

@@ -42,7 +42,7 @@ class _Known:
 
     type: str
     stock: str
-    settings: dict[str, Any]
+    settings: Mapping[str, object]
     off: list[str]
     caches: list[str]
     template: Template | None
@@ -151,7 +151,7 @@ class LinenModule(Adapter):
         rest = [Submodule(name, kind) for name, kind in classes.items()]
         return [Submodule("", self.name), *sorted(rest, key=lambda module: module.path.count("."))]
 
-    def settings(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, Mapping[str, object]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
         return {"": read_settings(self.module), **{dotted(path): one.settings for path, one in self.known.items()}}
 

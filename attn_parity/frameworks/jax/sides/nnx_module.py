@@ -67,7 +67,7 @@ class NNXModule(Adapter):
         """Return argument name -> whether it can be given by position."""
         return signature_of(self.module)
 
-    def called(self, method: object) -> Any:
+    def called(self, method: object) -> Callable[..., object]:
         """Return the module, or the method that is named."""
         return getattr(self.module, method, self.module) if isinstance(method, str) else self.module
 
@@ -131,7 +131,7 @@ class NNXModule(Adapter):
         modules = [Submodule(dotted(path), type(child).__name__) for path, child in nnx.iter_modules(self.module)]
         return sorted(modules, key=lambda module: module.path.count(".") + bool(module.path))
 
-    def settings(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, Mapping[str, object]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
         return {dotted(path): read_settings(child) for path, child in nnx.iter_modules(self.module)}
 
@@ -299,8 +299,8 @@ def _constant(leaf: object, dtype: str | None, seed: int) -> object:
     return leaf if getattr(value, "dtype", None) is None else leaf.replace(changed)
 
 
-def _at(module: nnx.Module, path: str) -> Any:
-    module_at_path: Any = module
+def _at(module: nnx.Module, path: str) -> nnx.Module:
+    module_at_path = module
     for key in path.split(".") if path else ():
         module_at_path = (
             module_at_path[int(key)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -227,7 +227,7 @@ def _pattern(subject: ModelClass) -> tuple[tuple[str, ...], tuple[str, ...], tup
 
 
 def _where(
-    subject: ModelClass, parts: Structure, description: Description, probe: tuple[object, dict[str, Any], object]
+    subject: ModelClass, parts: Structure, description: Description, probe: tuple[object, Mapping[str, object], object]
 ) -> str:
     """Return a message that names the first submodule of the first block at which a proposal differs."""
     model, file, _ = probe

@@ -193,7 +193,7 @@ class Execution:
         return [one if like is None or like.shape != one.shape else cut_as(one, like) for one, like in pairs]
 
     @contextlib.contextmanager
-    def _holding(self, tensors: dict[str, Tensor]) -> Iterator[Any]:
+    def _holding(self, tensors: dict[str, Tensor]) -> Iterator[Callable[..., object]]:
         compiled = self.mode in COMPILED
         target = self.subject.compiled(self.part, self.path, self.mode) if compiled else self.part.target
         lends_any = any(isinstance(one, LentTensor) for one in tensors.values())
@@ -235,10 +235,11 @@ class Execution:
         else:
             yield None
 
-    def _given(self, leaves: list[Tensor], probe: Any) -> list[Tensor]:
+    def _given(self, leaves: list[Tensor], probe: object) -> list[Tensor]:
         """Return the arguments for the code: copies, which it may write to."""
-        tables = self.tables if isinstance(probe, DispatchTables) else ()
-        return [probe.table(leaf) if place in tables else leaf.clone() for place, leaf in enumerate(leaves)]
+        if not isinstance(probe, DispatchTables):
+            return [leaf.clone() for leaf in leaves]
+        return [probe.table(leaf) if place in self.tables else leaf.clone() for place, leaf in enumerate(leaves)]
 
 
 def _source(tensor: Tensor) -> Tensor:

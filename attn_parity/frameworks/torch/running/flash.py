@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,13 @@ from ....sides.tables import STILL
 from .probes import _moves, uniform
 from .rounding import Uncompiled
 
+if TYPE_CHECKING:
+    from torch._ops import OpOverload, OpOverloadPacket
+
 aten = torch.ops.aten
+
+Named = dict[str, Any]
+"""Argument name -> tensor, number or None: the arguments of an operation of ATen, and its defaults."""
 
 TWICE = 2.0
 """Units in the last place by which the two computations of a score differ: a unit each, as measured with MKL."""
@@ -41,14 +47,16 @@ class LogSumExp(Uncompiled):
         units = [torch.finfo(one.dtype).eps for one in tensors if one.is_floating_point()]
         self._coarsest = max(units, default=1.0)
 
-    def __torch_dispatch__(self, func: object, types: object, args: object = (), kwargs: object = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         with torch._C.DisableTorchFunction():
             return self._replaced(func, args, kwargs or {})
 
     def _is_fine(self, dtype: torch.dtype) -> bool:
         return torch.finfo(dtype).eps <= self._coarsest
 
-    def _replaced(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _replaced(self, func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         packet = func.overloadpacket
         named = _named(func, args, kwargs)
         if packet in (aten._softmax, aten._safe_softmax) and _moves(args[0]) and self._is_fine(_result_of(named)):
@@ -72,12 +80,12 @@ class LogSumExp(Uncompiled):
             return _first_replaced(whole, output.to(named["query"].dtype))
         return func(*args, **kwargs)
 
-    def _softmax(self, named: dict[str, Any], safe: bool) -> Tensor:
+    def _softmax(self, named: Named, safe: bool) -> Tensor:
         scores, dim, wanted = named["self"], named["dim"], _result_of(named)
         return _formula(scores.to(_wide(wanted)), dim, safe).to(wanted)
 
     @staticmethod
-    def _weights(named: dict[str, Any]) -> tuple[Tensor, float]:
+    def _weights(named: Named) -> tuple[Tensor, float]:
         """Return the weights of a fused attention by the formula, and the factor of its scores."""
         scores, factor = _scores(named)
         return _formula(scores, -1, safe=True), factor
@@ -101,8 +109,8 @@ class Flash(Uncompiled):
         self.moved = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         with torch._C.DisableTorchFunction():
             named = _named(func, args, kwargs or {})
             stage = _stage_of(func.overloadpacket, named)
@@ -113,12 +121,12 @@ class Flash(Uncompiled):
             whole = func(*args, **(kwargs or {}))
             return _first_replaced(whole, self._output(named)) if stage == "forward" else whole
 
-    def _output(self, named: dict[str, Any]) -> Tensor:
+    def _output(self, named: Named) -> Tensor:
         weights = aten._safe_softmax(_scores(named)[0], -1)
         value = _repeated(named["value"].to(weights.dtype), named["query"])
         return self._rounded(weights @ value, weights @ value.abs()).to(named["query"].dtype)
 
-    def _backward(self, func: object, named: dict[str, Any]) -> Any:
+    def _backward(self, func: OpOverload, named: Named) -> tuple[Tensor | None, ...]:
         scores, factor = _scores(named)
         if self.seed == STILL:
             weights = aten._safe_softmax(scores, -1)
@@ -143,13 +151,13 @@ class Flash(Uncompiled):
 # ---- what both do
 
 
-def _result_of(named: dict[str, Any]) -> torch.dtype:
+def _result_of(named: Named) -> torch.dtype:
     """Return the dtype of a softmax."""
     wanted = named.get("dtype") or (torch.float32 if named.get("half_to_float") else named["self"].dtype)
     return cast(torch.dtype, wanted)
 
 
-def _stage_of(packet: Any, named: dict[str, Any]) -> Literal["", "forward", "backward"]:
+def _stage_of(packet: OpOverloadPacket, named: Named) -> Literal["", "forward", "backward"]:
     """Return which pass of a fused attention an operation computes; "" for others, and for attention with dropout."""
     name = packet.__name__
     if not name.startswith("_scaled_dot_product") or named.get("dropout_p"):
@@ -198,13 +206,13 @@ def _not_zero(sums: Tensor) -> Tensor:
     return torch.where(sums == 0.0, torch.ones_like(sums), sums)
 
 
-def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _named(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Named:
     places = func._schema.arguments
     defaults = {one.name: one.default_value for one in places if one.has_default_value()}
     return {**defaults, **{one.name: value for one, value in zip(places, args, strict=False)}, **kwargs}
 
 
-def _scores(named: dict[str, Any]) -> tuple[Tensor, float]:
+def _scores(named: Named) -> tuple[Tensor, float]:
     """Return the scores of a fused attention, minus infinity where a key is hidden, and their factor."""
     query, key = named["query"], named["key"]
     scale = named.get("scale")
@@ -234,15 +242,15 @@ def _summed(gradient: Tensor, like: Tensor) -> Tensor:
     return gradient.to(like.dtype)
 
 
-def _gradient(named: dict[str, Any]) -> Tensor:
+def _gradient(named: Named) -> Tensor:
     """Return the gradient that reaches a fused attention."""
     gradient: Tensor = next(named[name] for name in ("grad_out", "grad_out_", "grad_output") if name in named)
     return gradient
 
 
 def _backward_of_attention(
-    func: Any, named: dict[str, Any], weights: Tensor, factor: float, inner: Callable[[Tensor], Tensor]
-) -> Any:
+    func: OpOverload, named: Named, weights: Tensor, factor: float, inner: Callable[[Tensor], Tensor]
+) -> tuple[Tensor | None, ...]:
     """Return the gradients of a fused attention.
 
     Args:
@@ -273,6 +281,6 @@ def _reduced(gradient: Tensor, like: Tensor) -> Tensor:
     return gradient.sum_to_size(like.shape).to(like.dtype)
 
 
-def _first_replaced(whole: Any, output: Tensor) -> Any:
+def _first_replaced(whole: Tensor | tuple[Tensor, ...], output: Tensor) -> Tensor | tuple[Tensor, ...]:
     kept = whole[0].copy_(output) if isinstance(whole, tuple) else whole.copy_(output)
     return (kept, *whole[1:]) if isinstance(whole, tuple) else kept

@@ -7,8 +7,8 @@ the store of large gradients as soon as it is computed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch import Tensor
 from torch_attn.backend import to_numpy
 
 from ....sides.arrays import Array, release, spilled
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 _TURNS = {"t", "transpose", "permute", "swapaxes"}
 """Operations that only change the layout; below, properties that do."""
@@ -81,8 +84,8 @@ class LentTensor(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        cls, func: Any, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if name in _ASKED or (name == "__get__" and getattr(func.__self__, "__name__", "") not in _PARTS):
             with torch._C.DisableTorchFunctionSubclass():
@@ -130,7 +133,7 @@ def returned() -> Iterator[None]:
             return tensor
         return loan_and_tensor[0], tensor.size(), tensor.stride(), tensor.storage_offset()
 
-    def unpack(kept: Any) -> Tensor:
+    def unpack(kept: Tensor | tuple[Any, ...]) -> Tensor:
         if isinstance(kept, Tensor):
             return kept
         loan, *lies = kept
@@ -143,12 +146,12 @@ def returned() -> Iterator[None]:
 
 class _Promotion(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, loan: Loan) -> Tensor:
+    def forward(ctx: FunctionCtx, anchor: Tensor, loan: Loan) -> Tensor:
         ctx.loan = loan
         return loan.promoted()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, None]:
         ctx.loan.add(to_numpy(gradients[0]))
         return torch.zeros((), dtype=torch.float64), None
 

@@ -36,8 +36,12 @@ class DispatchLiterals(TorchFunctionMode):
         return self._literals.found()
 
     def __torch_function__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         args, kwargs = self._other(tuple(args)), self._other(dict(kwargs or {}))
         if func is functional.softplus:
             return func(*_exact_softplus(args, kwargs, self), **kwargs)
@@ -60,7 +64,7 @@ class DispatchLiterals(TorchFunctionMode):
             return {key: self._other(one) for key, one in value.items()}
         return value
 
-    def _exchanged(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _exchanged(self, func: Callable[..., object], args: tuple[Any, ...]) -> tuple[object, ...]:
         """Return the arguments of `where` with its condition turned over where both branches are close."""
         if func is Tensor.where:  # x.where(condition, other), while torch.where(condition, x, other)
             mine, condition, other = args
@@ -95,7 +99,7 @@ EXACT: dict[object, Callable[..., Tensor]] = {
 """Function of torch whose kernel keeps a constant of its gradient (1/6, 1/alpha) in float32 -> its formula."""
 
 
-def _exact_softplus(args: tuple[Any, ...], kwargs: dict[str, Any], probe: DispatchLiterals) -> tuple[Any, ...]:
+def _exact_softplus(args: tuple[Any, ...], kwargs: dict[str, Any], probe: DispatchLiterals) -> tuple[object, ...]:
     """Return the arguments of softplus, with an exact threshold if float32 does not show the present one."""
     threshold = args[2] if len(args) > 2 else kwargs.get("threshold", 20.0)
     if SOFTPLUS_THRESHOLD <= threshold < EXACT_THRESHOLD:

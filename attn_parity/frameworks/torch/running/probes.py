@@ -9,8 +9,8 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from ....sides.tables import STILL, Collector
 from ....sides.tables import Tables as Found
 from .promotion import _WRITES_NO_DATA, BACKWARD, _writes, backward_inside
 from .rounding import EXACT, Uncompiled
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 UNIT = 2.0**-23
 """One unit in the last place of float32, relative."""
@@ -81,8 +84,12 @@ class DispatchTables(TorchFunctionMode):
             yield
 
     def __torch_function__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if func in BACKWARD:
             return backward_inside(self, func, args, kwargs)
@@ -140,8 +147,8 @@ class _Dataflow(Uncompiled):
         return constant
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         operation = _operation(func)
         with torch._C.DisableTorchFunction():  # what is done here is not the module's
@@ -244,7 +251,7 @@ class _Operation:
 
 
 @functools.cache
-def _operation(func: Any) -> _Operation:
+def _operation(func: OpOverload) -> _Operation:
     """Return the properties of an ATen operation that probes need, from its name and schema."""
     name = func.overloadpacket.__name__
     is_view = func.is_view and name != "lift_fresh"
@@ -259,7 +266,7 @@ def _operation(func: Any) -> _Operation:
     )
 
 
-def _is_written(argument: Any) -> bool:
+def _is_written(argument: torch.Argument) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -77,7 +77,9 @@ BACKWARD = {torch.autograd.backward, torch.autograd.grad, Tensor.backward}
 """Calls that run the user's code again where it is checkpointed."""
 
 
-def backward_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
+def backward_inside(
+    mode: TorchFunctionMode, func: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> object:
     """Run one of `BACKWARD` for a mode that was left to handle it, and have the mode entered meanwhile.
 
     Given tensors, torch asks the modes again; given the edges of the graph, it does not.
@@ -116,7 +118,7 @@ def _has_edge(value: object) -> bool:
     return value.requires_grad and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
-def _several(value: object) -> tuple[Any, ...]:
+def _several(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) and not hasattr(value, "node") else (value,)
 
 
@@ -126,8 +128,12 @@ class _Promotion(TorchFunctionMode):
         self.been_to_numpy = False
 
     def __torch_function__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         if func in BACKWARD:
             return backward_inside(self, func, args, kwargs or {})
         if func is _GRAD or (func is Tensor.view and isinstance(args[1], torch.dtype)):
@@ -156,7 +162,7 @@ def _is_name_of_write(name: str) -> bool:
     return bool(_WRITES.fullmatch(name))
 
 
-def _promoted_name(wanted: object) -> Any:
+def _promoted_name(wanted: object) -> object:
     name = wanted if isinstance(wanted, str) else f"torch.{getattr(wanted, '__name__', '')}"
     return torch.float64 if _LEGACY.fullmatch(name) else wanted
 

@@ -5,11 +5,15 @@ This resamples a module's rounding error (Monte Carlo arithmetic: Parker, 1997).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 _EXACT = """
 _local_scalar_dense _to_copy _unsafe_view abs amax amin arange argmax argmin bernoulli bernoulli_ cat ceil clamp
@@ -49,8 +53,8 @@ class Rounding(Uncompiled):
         self._jitter = DispatchJitter(seed, torch.finfo(torch.float32 if low else torch.float64).eps)
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunction():  # what is done here is not the module's
             return result if func.is_view else self._jitter.moved(func.overloadpacket.__name__, result)

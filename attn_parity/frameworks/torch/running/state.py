@@ -170,7 +170,9 @@ def _content(value: Any, depth: int = 0) -> object:
     return id(value)
 
 
-def _remember(value: Any, contents: list[Any], tensors: dict[int, Any], depth: int) -> None:
+def _remember(
+    value: Any, contents: list[tuple[object, object]], tensors: dict[int, tuple[Tensor, int, Tensor]], depth: int
+) -> None:
     if type(value) in _CONTAINERS and depth < _MAX_DEPTH:
         contents.append((value, value.copy()))
         if depth:  # what is registered is swapped, and never written to
@@ -275,8 +277,12 @@ class Watching(TorchFunctionMode):
         self.owner = owner
 
     def __torch_function__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         used = [self.found[id(one)] for one in _flat((args, kwargs)) if id(one) in self.found]
         result = func(*args, **kwargs)
@@ -288,7 +294,7 @@ class Watching(TorchFunctionMode):
         return result
 
 
-def _flat(value: Any, depth: int = 0) -> Iterator[Any]:
+def _flat(value: Any, depth: int = 0) -> Iterator[Tensor]:
     """Yield the tensors in lists, tuples and dicts, down to a limited depth."""
     if isinstance(value, dict):
         value = tuple(value.values())

@@ -6,7 +6,7 @@ Only the operations of one forward pass count, so modules and functions are trea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .probes import _held, _operation, _tensors
 from .rounding import Uncompiled
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 
 class Uses(Uncompiled):
@@ -49,8 +52,8 @@ class Uses(Uncompiled):
         return weights, is_data
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         operation = _operation(func)
         with torch._C.DisableTorchFunction():  # what is done here is not the module's
