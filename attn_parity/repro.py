@@ -194,7 +194,7 @@ def weights_of(side: object) -> Arrays:
     return {str(place): backend.to_numpy(leaf) for place, (_, leaf) in enumerate(flatten(_tree(side), _is_leaf))}
 
 
-def _with_weights(side: Any, arrays: Mapping[str, Array]) -> Any:
+def _with_weights(side: Any, arrays: Mapping[str, Array]) -> object:
     framework = backends.framework_of(side)
     assert framework is not None, "it was built"
     backend = backends.load(framework)
@@ -206,7 +206,7 @@ def _with_weights(side: Any, arrays: Mapping[str, Array]) -> Any:
     return (side[0], tree) if isinstance(side, tuple) else dataclasses.replace(side, weights=tree)
 
 
-def _tree(side: Any) -> Any:
+def _tree(side: Any) -> object:
     return side[1] if isinstance(side, tuple) else side.weights
 
 

@@ -300,7 +300,7 @@ def _watched_forward(forward: Callable[..., object]) -> Callable[..., object]:
     return watched
 
 
-def _watched_generator(generator: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_generator(generator: Callable[..., Any]) -> Callable[..., object]:
     """Watch the other one, which suspends while its caller runs the forward pass, and calls `fn` to recompute alone."""
 
     @functools.wraps(generator)

@@ -318,7 +318,7 @@ def _read_whole(kind: type[Whole], document: Mapping[str, object]) -> Whole:
     return config
 
 
-def _plain(document: Mapping[str, object]) -> dict[str, Any]:
+def _plain(document: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in document.items() if key != "model_type"}
 
 
@@ -469,7 +469,7 @@ def with_sizes(config: Mapping[str, object]) -> Mapping[str, Any]:
         whole = OWN_MODELS[model].read(config)
     except (TypeError, ValueError, RecursionError):
         return config  # the code that builds its model reports the error
-    additions: dict[str, Any] = {"tie_word_embeddings": whole.tie}
+    additions: dict[str, object] = {"tie_word_embeddings": whole.tie}
     for ours, theirs in _SIZES.items() if isinstance(whole, specs.DecoderConfig) else ():
         sizes = {getattr(block.attention, ours, None) for block in whole.blocks}
         if len(sizes) == 1:

@@ -80,7 +80,7 @@ _COMPILING = threading.Lock()
 
 
 @functools.cache
-def _compiled(kernel: Any, constants: tuple[int, ...], pairs: str | None = None) -> Any:
+def _compiled(kernel: Any, constants: tuple[int, ...], pairs: str | None = None) -> object:
     values = dict(zip(_KNOWN, constants, strict=True))
     module = compiling.module(kernel.NAME, values, unrolls=kernel.UNROLLS, pairs=pairs)
     worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)

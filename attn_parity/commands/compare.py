@@ -217,7 +217,7 @@ class Aftermath:
     """
 
     allow: Mapping[str, str]
-    baseline: Mapping[str, Any] | None
+    baseline: Mapping[str, object] | None
 
     @classmethod
     def of(cls, allow: Sequence[str] | None, baseline: Path | None) -> Aftermath:
@@ -356,7 +356,7 @@ def _loaded(name: str, what: str, seed: int) -> Factory:
         return factories.load(name, what)
 
 
-def _built(factory: Factory, side: str, seed: int) -> Any:
+def _built(factory: Factory, side: str, seed: int) -> object:
     from .. import watch
 
     with watch.phase(side, "building"):

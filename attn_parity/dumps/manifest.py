@@ -85,7 +85,7 @@ class DumpManifest:
     argument_names: list[str]
     positional: int
     keywords: list[str]
-    constants: dict[str, Any]
+    constants: dict[str, object]
     outputs: list[tuple[str, tuple[int, ...], str]]
     parameters: dict[str, SideWeight]
     state: dict[str, SideWeight]
@@ -187,7 +187,7 @@ def _check(manifest: DumpManifest) -> None:
 def match_data(match: Match) -> dict[str, object]:
     """Return a pair of parameters as JSON-ready data."""
 
-    def tensor(part: Tensor) -> dict[str, Any]:
+    def tensor(part: Tensor) -> dict[str, object]:
         cut = None if part.cut is None else [part.cut.offset, part.cut.strides]
         return {"name": part.name, "source": part.source, "shape": part.shape, "cut": cut}
 
@@ -267,7 +267,7 @@ def _flag(value: object) -> bool:
     return value
 
 
-def _constant(value: object) -> Any:
+def _constant(value: object) -> object:
     if value is not None and not isinstance(value, (bool, int, float, str)):
         raise TypeError("a constant is a number, a text, true, false or null")
     return value

@@ -54,8 +54,8 @@ class Evidence:
     between: tuple[str, str] | None = None
     first_class: str = ""
     second_class: str = ""
-    first_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    second_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    first_settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    second_settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
     inputs: Sequence[Array] = ()
     first_outputs: Sequence[Array] = ()
     second_outputs: Sequence[Array] = ()

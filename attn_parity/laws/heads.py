@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -129,7 +128,7 @@ def _attentions(side: OneSide) -> Iterator[_Attention]:
                 yield attention
 
 
-def _number(config: object, *names: str) -> Any:
+def _number(config: object, *names: str) -> object:
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
 

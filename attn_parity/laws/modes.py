@@ -31,7 +31,7 @@ def _again(side: OneSide) -> tuple[Gap, Gap]:
     """Return how far a second call is from the first, and how far the first one moves running statistics."""
     adapter = load_adapter(side.subject.framework, "programs")
 
-    def program(target: Any, *args: Any, **kwargs: Any) -> Any:
+    def program(target: Any, *args: Any, **kwargs: Any) -> object:
         before = adapter.statistics(target)
         first = target(*args, **kwargs)
         after = adapter.statistics(target)

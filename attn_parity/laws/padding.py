@@ -172,7 +172,7 @@ class _Padded:
         kept = range(self.length - self.real, self.length) if is_left else range(self.real)
         mask = np.ones((size, self.length), bool)
         mask[1:] = np.isin(np.arange(self.length), list(kept))
-        keywords: dict[str, Any] = {way.name: way.make(mask)}
+        keywords: dict[str, object] = {way.name: way.make(mask)}
         first = self._call(keywords)
         other = side.redrawn(first, 71)
         leaves = list(first.leaves)

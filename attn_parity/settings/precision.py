@@ -81,7 +81,7 @@ class Switch:
     read: Callable[[], Any]
     hold: Callable[[Any], AbstractContextManager[None]] | None = None
     by_hand: str = ""
-    accepted: tuple[Any, ...] = ()
+    accepted: tuple[object, ...] = ()
     devices: tuple[str, ...] = ("cpu", "gpu", "tpu")
     fails: bool = True
     key: bool = False

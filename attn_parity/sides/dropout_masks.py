@@ -100,7 +100,7 @@ class MaskPlan:
 
     def __init__(self) -> None:
         self.draws: list[Draw] = []
-        self._operands: Sequence[Any] | None = None
+        self._operands: Sequence[object] | None = None
 
     def start(self, operands: Sequence[object] | None) -> None:
         """Reset the plan; with None it returns masks that keep everything."""

@@ -24,7 +24,7 @@ class _Patch:
         self.home, self.name = home, name
         self.users = 0
         self.own = vars(home).get(name, _MISSING)
-        self.original: Callable[..., Any] = getattr(home, name)
+        self.original: Callable[..., object] = getattr(home, name)
         self.here = threading.local()
 
     @property

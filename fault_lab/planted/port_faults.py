@@ -162,13 +162,13 @@ def _ten_times(field: str) -> Changes:
     return lambda config: {field: 10 * getattr(config, field)}
 
 
-def _mask(config: Any, kind: str, other: Callable[[int], Any]) -> Any:
+def _mask(config: Any, kind: str, other: Callable[[int], Any]) -> object:
     """Return another mask of the same size where the config has a mask of this kind."""
     name = type(config.mask).__name__.strip("_")
     return other(config.mask.size) if name == kind else config.mask
 
 
-def _without_offset(config: Any) -> Any:
+def _without_offset(config: Any) -> object:
     norm = config.qk_norm
     return norm if norm is None else dataclasses.replace(norm, unit_offset=not norm.unit_offset)
 

@@ -278,7 +278,7 @@ def _keep(ctx: FunctionCtx, inputs: tuple[object, ...], output: tuple[Tensor, ..
     ctx.options = inputs[11:]
 
 
-def _differentiate(ctx: FunctionCtx, d_context: Tensor | None, _: object, d_total: Tensor | None) -> tuple[Any, ...]:
+def _differentiate(ctx: FunctionCtx, d_context: Tensor | None, _: object, d_total: Tensor | None) -> tuple[object, ...]:
     *operands, top, total = ctx.saved_tensors
     query, value = operands[0], operands[2]
     if d_context is None:
@@ -299,7 +299,7 @@ def _keep_of_backward(ctx: FunctionCtx, inputs: tuple[object, ...], output: tupl
     ctx.options = inputs[15:]
 
 
-def _differentiate_twice(ctx: FunctionCtx, *seconds: Tensor | None) -> tuple[Any, ...]:
+def _differentiate_twice(ctx: FunctionCtx, *seconds: Tensor | None) -> tuple[object, ...]:
     """Return the gradients of the gradients, by plain code in memory that grows with T times S, as it is rare."""
     *operands, top, _, d_context, d_total = ctx.saved_tensors
     *options, _ = ctx.options

@@ -53,7 +53,7 @@ NOT_SUPPORTED = "this method is not supported"
 def scheme_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a config.json that describes quantised weights; {} where it has none."""
     places = [config, config[TEXT]] if isinstance(config.get(TEXT), Mapping) else [config]
-    scheme: Any = next((part[key] for part in places for key in (*KEYS, MLX) if part.get(key) is not None), {})
+    scheme: object = next((part[key] for part in places for key in (*KEYS, MLX) if part.get(key) is not None), {})
     return dict(scheme) if isinstance(scheme, Mapping) else {}
 
 

@@ -153,7 +153,7 @@ def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> l
     return descriptions
 
 
-def _entry(name: str, start: int, stop: int, width: int, file: str, offset: int | None) -> dict[str, Any]:
+def _entry(name: str, start: int, stop: int, width: int, file: str, offset: int | None) -> dict[str, object]:
     where = {"file": file, "offset": offset}
     return {"name": name, "start": start, "stop": stop, "bytes": (stop - start) * width, **where}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -365,7 +364,7 @@ class JaxSubject(ProbedSide):
         dtype: str | None,
         mode: str,
         tables: Collection[int],
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., object]:
         """Return a program of a function: operands and seed -> its results, or results and number of moved values."""
         if dtype == "float64" and mode != "logsumexp":
             try:

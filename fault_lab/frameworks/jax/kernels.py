@@ -55,7 +55,7 @@ class Library:
         if self.own_weights:
             key, value = (jnp.repeat(one, query.shape[2] // key.shape[2], axis=2) for one in (key, value))
             # With a rate of dropout Flax leaves it to nobody else; no mask is drawn.
-            off: dict[str, Any] = {"dropout_rate": 0.5, "deterministic": True}
+            off: dict[str, object] = {"dropout_rate": 0.5, "deterministic": True}
             context = nnx.dot_product_attention(query, key, value, call.bias, allowed, **off)
         else:
             context = jax.nn.dot_product_attention(query, key, value, call.bias, allowed, scale=call.scale)

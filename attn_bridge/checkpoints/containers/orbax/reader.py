@@ -128,7 +128,7 @@ class OrbaxReader(Reader):
                 f"is an unfinished save of Orbax: {COMMITTED}, which Orbax writes last, is missing",
             )
 
-    def _read_json(self, name: str) -> Any:
+    def _read_json(self, name: str) -> object:
         path = inside(self._folder, name, self._folder)
         return parse_json(read_file(path, self.path, MAX_HEADER), path, "file")
 

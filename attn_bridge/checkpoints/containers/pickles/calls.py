@@ -80,7 +80,7 @@ class Strided:
     dtype: str
     offset: Any
     shape: Any
-    strides: Any
+    strides: object
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -136,7 +136,7 @@ def call(name: str, arguments: tuple[object, ...], count: Count) -> Any:
     return CALLS[name](arguments, count)
 
 
-def _pairs(arguments: tuple[object, ...], count: Count) -> dict[Any, Any]:
+def _pairs(arguments: tuple[object, ...], count: Count) -> dict[object, object]:
     pairs = arguments[0] if arguments else []
     if len(arguments) > 1 or not isinstance(pairs, list):
         raise Refused
@@ -146,7 +146,7 @@ def _pairs(arguments: tuple[object, ...], count: Count) -> dict[Any, Any]:
     return {as_key(key): value for key, value in pairs}
 
 
-def _counter(arguments: tuple[object, ...], count: Count) -> dict[Any, Any]:
+def _counter(arguments: tuple[object, ...], count: Count) -> dict[object, object]:
     (counts,) = _exactly(arguments or ({},), dict)
     count(counts)
     return dict(counts)
@@ -176,7 +176,7 @@ def _exactly(arguments: tuple[Any, ...], *kinds: Any) -> tuple[Any, ...]:
     return arguments
 
 
-def _size(arguments: tuple[object, ...], count: Count) -> tuple[Any, ...]:
+def _size(arguments: tuple[object, ...], count: Count) -> tuple[object, ...]:
     (sizes,) = _exactly(arguments, list | tuple)
     count(sizes)
     return tuple(sizes)
@@ -273,7 +273,7 @@ def _tensor(storage: Storage, dtype: str, where: tuple[object, ...], marks: tupl
     return Strided(storage, dtype, *where)
 
 
-def _of_class(arguments: tuple[object, ...], count: Count) -> Any:
+def _of_class(arguments: tuple[object, ...], count: Count) -> object:
     """Return a tensor with attributes: (function, class, arguments, attributes)."""
     function, kind, inner, _ = _exactly(arguments, Global, Global, tuple, object)
     if kind.name not in _PLAIN_CLASSES or function.name not in CALLS:

@@ -48,9 +48,9 @@ class Machine:
         self._inert = inert
         self._data = data
         self._path = path
-        self._stack: list[Any] = []
+        self._stack: list[object] = []
         self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
+        self._memo: dict[int, object] = {}
         # A value is copied by a few bytes that fetch it from the memo: without a bound, each round could double it.
         self._copies = len(data)
 
@@ -209,7 +209,7 @@ class Machine:
     def _may_call(self, function: object) -> bool:
         return isinstance(function, Global) or (self._placeholders and isinstance(function, Record))
 
-    def _made(self, function: Global | Record, arguments: tuple[object, ...]) -> Any:
+    def _made(self, function: Global | Record, arguments: tuple[object, ...]) -> object:
         name = function.name
         if isinstance(function, Record):  # the result of a placeholder: a method, a class of a class
             return Record(name, (function, arguments))

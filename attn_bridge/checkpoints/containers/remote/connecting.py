@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ....printable import printable
 from ..files import bad
@@ -25,7 +25,7 @@ PREFIXES = ("AWS_", "FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_")
 _systems: dict[tuple[object, ...], object] = {}
 
 
-def _system(protocol: str, make: Callable[[], object]) -> Any:
+def _system(protocol: str, make: Callable[[], object]) -> object:
     """Return a cached file system with its open connections, one per process and environment."""
     environment = sorted(one for one in os.environ.items() if one[0].upper().startswith(PREFIXES))
     key = os.getpid(), protocol, *environment

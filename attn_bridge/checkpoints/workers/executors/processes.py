@@ -88,7 +88,7 @@ def read_line(pipe: int) -> dict[str, Any] | None:
 
 def end_with(pipe: int) -> queue.SimpleQueue[dict[str, Any]]:
     """End this process when a pipe closes, whose other end belongs to its parent; return a queue of its JSON lines."""
-    heard: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    heard: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
 
     def listen() -> None:
         while (message := read_line(pipe)) is not None:

@@ -290,7 +290,7 @@ class LinenPart:
 
         return param
 
-    def _variables(self, weights: Mapping[str, object], setting: Setting) -> dict[str, Any]:
+    def _variables(self, weights: Mapping[str, object], setting: Setting) -> dict[str, object]:
         side = self._side
         names = {place: name for name, place in side.places.items()}
         tree: dict[str, Any] = {}

@@ -316,7 +316,7 @@ def _check_read(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, ob
 
 def _made(
     subject: ModelClass, keys: Mapping[str, object], seed: int
-) -> tuple[nn.Module, dict[str, Any], Tensor] | None:
+) -> tuple[nn.Module, dict[str, object], Tensor] | None:
     """Return an instance, its config.json and its logits; None where it can't be made or run.
 
     Raises:

@@ -8,7 +8,6 @@ import difflib
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -101,7 +100,7 @@ class Structure:
     tensors: frozenset[str]
     shapes: Mapping[str, tuple[int, ...]]
     flags: Mapping[str, KeySource]
-    fixed: Mapping[str, tuple[Any, ...]]
+    fixed: Mapping[str, tuple[object, ...]]
     experts: Experts | None = None
     cross: tuple[str, ...] = ()
     may_lack_shared: bool = False
@@ -361,7 +360,7 @@ def _flags(
     feed_forward: tuple[str, Mapping[str, str]],
     around: Outside,
     experts: Experts | None,
-) -> tuple[dict[str, KeySource], dict[str, tuple[Any, ...]], frozenset[str]]:
+) -> tuple[dict[str, KeySource], dict[str, tuple[object, ...]], frozenset[str]]:
     """Return the flags of biases, the head and sinks, flags that switch other tensors, and all names."""
     roles = {f"{join(attention[0], name)}.bias": role for role, name in attention[1].items()}
     fields = {
@@ -402,7 +401,7 @@ def _flags(
 
     usual = present(shapes)
     sources: dict[str, KeySource] = {}
-    fixed: dict[str, tuple[Any, ...]] = {}
+    fixed: dict[str, tuple[object, ...]] = {}
     every = set(shapes)
     for key in sorted(subject.read):
         value = subject.usual(key)

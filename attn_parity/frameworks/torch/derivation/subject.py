@@ -32,7 +32,7 @@ COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exper
 LONG = {"attention_type": "original_full"}
 """Key of a kind of attention that differs from others beyond the lengths of samples (BigBird) -> the kind of ours."""
 
-_SIZES: dict[str, Any] = {
+_SIZES: dict[str, object] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 64),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"), 40),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
@@ -86,7 +86,7 @@ _OF_DECODERS = {
 LATENT = "kv_lora_rank"
 """Key of the width of the latent that keys and values are made of."""
 
-_ODD: dict[str, Any] = {
+_ODD: dict[str, object] = {
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon"), 0.05),
     "attention_multiplier": 0.41,
     "residual_multiplier": 0.63,
