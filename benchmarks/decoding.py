@@ -14,7 +14,6 @@ import importlib.util
 import itertools
 import statistics
 import time
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +83,7 @@ def measure(
     in_torch = in_torch.to(device)
     random = np.random.default_rng(0)
 
-    def draw(*shape: int) -> Any:
+    def draw(*shape: int) -> np.ndarray:
         return random.standard_normal(size=shape, dtype=np.float32)
 
     kept = [draw(batch, length, config.num_kv_heads, config.head_dim) for _ in range(2)]

@@ -15,7 +15,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +34,13 @@ from attn_parity import workers
 from attn_parity.sides.subject import load_adapter
 
 from .measuring.collectives import traffic
+
+if TYPE_CHECKING:
+    import jax
+    import torch
+    from flax import nnx
+
+    from jax_attn.parallel.sharding import Sharding
 
 HEAD, HEADS, KEY_HEADS, BATCH, VOCABULARY = 64, 8, 4, 2, 4096
 LONG_DEVICES, LONG_HEADS = 8, 2
@@ -127,10 +134,13 @@ def main() -> None:
         options.json.write_text(json.dumps(measurements, indent=1) + "\n")
 
 
+Measurement = dict[str, Any]
+"""Bytes of weights on a device, and the runs forward and with the backward pass, as JSON holds them."""
+
 HEAD_LINE = ("weights", "temporary", "collectives", "given", "torch", "JAX, forward")
 
 
-def print_table(subject: str, rows: dict[str, dict[str, Any]]) -> None:
+def print_table(subject: str, rows: dict[str, dict[str, Measurement]]) -> None:
     """Print the measurements of a subject, forward and with the backward pass."""
     lines = [(subject, *HEAD_LINE)]
     for way, row in rows.items():
@@ -162,7 +172,7 @@ def _mib(sizes: list[int]) -> str:
     return _pair([f"{size / 2**20:.1f}" for size in sizes])
 
 
-def table(subject: str, *sizes: int) -> dict[str, dict[str, Any]]:
+def table(subject: str, *sizes: int) -> dict[str, dict[str, Measurement]]:
     """Return way -> framework -> measurements.
 
     Raises:
@@ -193,7 +203,7 @@ def alone(framework: str, subject: str, width: int, tokens: int, devices: int) -
 # ---- in a process
 
 
-def run(task: Task) -> Any:
+def run(task: Task) -> object:
     """Measure in one process."""
     if task.subject == "long":
         return long_ring(task)
@@ -222,7 +232,7 @@ def run(task: Task) -> Any:
     return measurements
 
 
-def build(task: Task, config: Config) -> Any:
+def build(task: Task, config: Config) -> nnx.Module | torch.nn.Module:
     """Return the plain module."""
     name = "DecoderModel" if isinstance(config, DecoderConfig) else "GroupedQueryAttention"
     if task.framework == "torch":
@@ -239,17 +249,17 @@ def build(task: Task, config: Config) -> Any:
     return getattr(jax_attn, name)(config, rngs=nnx.Rngs(0))
 
 
-def jax_row(module: Any, x: np.ndarray) -> dict[str, Any]:
+def jax_row(module: nnx.Module, x: np.ndarray) -> Measurement:
     """Return a device's bytes of weights, and its memory and traffic forward and with the backward pass."""
     import jax
     from flax import nnx
 
     graph, weights = nnx.split(module)
 
-    def forward(weights: Any, x: Any) -> Any:
+    def forward(weights: nnx.State, x: jax.Array) -> jax.Array:
         return nnx.merge(graph, weights)(x)
 
-    def both(weights: Any, x: Any) -> Any:
+    def both(weights: nnx.State, x: jax.Array) -> tuple[jax.Array, nnx.State]:
         return jax.value_and_grad(lambda weights: (forward(weights, x) ** 2).mean())(weights)
 
     runs = []
@@ -262,7 +272,7 @@ def jax_row(module: Any, x: np.ndarray) -> dict[str, Any]:
     return {"weights": num_bytes, "runs": runs}
 
 
-def torch_row(module: Any, x: np.ndarray) -> dict[str, Any]:
+def torch_row(module: torch.nn.Module, x: np.ndarray) -> Measurement:
     """Return a device's bytes of weights, and the collectives forward and with the backward pass."""
     from torch.distributed.tensor import DTensor
 
@@ -287,11 +297,11 @@ def long_ring(task: Task) -> dict[str, dict[str, tuple[int, int, int]]]:
     mesh = load_adapter("flax", "meshes").simulate({"context": task.devices}, 0, task.folder)
     ring = Sharding(mesh, Plan.of({"context": task.devices}, context="context", method="ring"))
 
-    def held(sharding: Any, differentiated: bool) -> tuple[int, int, int]:
-        def forward(*operands: Any) -> Any:
+    def held(sharding: Sharding | None, differentiated: bool) -> tuple[int, int, int]:
+        def forward(*operands: jax.Array) -> jax.Array:
             return dot_product_attention(*operands, mask=causal(), sharding=sharding)
 
-        def both(cotangent: Any, *operands: Any) -> Any:
+        def both(cotangent: jax.Array, *operands: jax.Array) -> tuple[jax.Array, ...]:
             return jax.vjp(forward, *operands)[1](cotangent)
 
         placement = (
@@ -300,7 +310,7 @@ def long_ring(task: Task) -> dict[str, dict[str, tuple[int, int, int]]]:
             else jax.sharding.SingleDeviceSharding(jax.devices()[0])
         )
         operand = jax.ShapeDtypeStruct((1, task.tokens, LONG_HEADS, HEAD), jnp.float32, sharding=placement)
-        function: Callable[..., Any] = both if differentiated else forward
+        function: Callable[..., object] = both if differentiated else forward
         compiled = jax.jit(function, out_shardings=placement).lower(*[operand] * (4 if differentiated else 3)).compile()
         memory = compiled.memory_analysis()
         return memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes

@@ -65,7 +65,7 @@ def main() -> None:
         options.json.write_text(json.dumps({"seconds": measurements, "machine": described}, indent=1) + "\n")
 
 
-def write(folder: Path, layers: int, width: int, length: int) -> Any:
+def write(folder: Path, layers: int, width: int, length: int) -> transformers.LlamaForCausalLM:
     """Write a model of `transformers` with random weights, and return it."""
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
@@ -82,7 +82,9 @@ def write(folder: Path, layers: int, width: int, length: int) -> Any:
     return model
 
 
-def measure(folder: Path, theirs: Any, length: int, rounds: int) -> dict[str, dict[str, float]]:
+def measure(
+    folder: Path, theirs: transformers.LlamaForCausalLM, length: int, rounds: int
+) -> dict[str, dict[str, float]]:
     """Return part -> way -> median seconds; the first way of a part is the baseline."""
     medians = {"loading": alternate(loading(folder), rounds)}
     ours = torch_attn.DecoderModel.from_pretrained(folder)
@@ -107,7 +109,9 @@ def loading(folder: Path) -> dict[str, Way]:
     }
 
 
-def prompts(theirs: Any, ours: Any, flax: Any, ids: np.ndarray) -> dict[str, Way]:
+def prompts(
+    theirs: transformers.LlamaForCausalLM, ours: torch_attn.DecoderModel, flax: jax_attn.DecoderModel, ids: np.ndarray
+) -> dict[str, Way]:
     """Return ways to all logits of a prompt, without a cache."""
     graph, weights = nnx.split(flax)
     forward = jax.jit(lambda weights, ids: nnx.merge(graph, weights)(ids))
@@ -119,7 +123,13 @@ def prompts(theirs: Any, ours: Any, flax: Any, ids: np.ndarray) -> dict[str, Way
     }
 
 
-def steps(theirs: Any, ours: Any, flax: Any, ids: np.ndarray, length: int) -> dict[str, Way]:
+def steps(
+    theirs: transformers.LlamaForCausalLM,
+    ours: torch_attn.DecoderModel,
+    flax: jax_attn.DecoderModel,
+    ids: np.ndarray,
+    length: int,
+) -> dict[str, Way]:
     """Return ways to read one token more, with a cache of as many tokens as the prompt has."""
     capacity = ids.shape[1]
     state: dict[str, Any] = {"transformers": length, "torch": ours.init_cache(1, capacity)}
@@ -131,16 +141,16 @@ def steps(theirs: Any, ours: Any, flax: Any, ids: np.ndarray, length: int) -> di
     _, state["JAX"] = step(weights, jnp.asarray(ids[:, :length], jnp.int32), flax.init_cache(1, capacity))
     token = ids[:, :1]
 
-    def of_transformers() -> Any:
+    def of_transformers() -> torch.Tensor:
         at = torch.tensor([state["transformers"]])
         state["transformers"] += 1
         return theirs(torch.from_numpy(token), past_key_values=cache, cache_position=at).logits
 
-    def of_torch() -> Any:
+    def of_torch() -> torch.Tensor:
         logits, state["torch"] = ours(torch.from_numpy(token), cache=state["torch"])
         return logits
 
-    def of_jax() -> Any:
+    def of_jax() -> jax.Array:
         logits, state["JAX"] = step(weights, jnp.asarray(token, jnp.int32), state["JAX"])
         return jax.block_until_ready(logits)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +29,8 @@ from .measuring import machine
 from .sides import jax_side, torch_side
 
 Way = Callable[[], object]
+Options = dict[str, Any]
+"""Arguments of a call in addition to query, key and value."""
 
 BITS = "drawing a mask alone"
 """The case that draws the mask of `dropout`, with each framework's own generator, and computes no attention."""
@@ -64,7 +66,7 @@ def main() -> None:
     print("\n".join(machine.sentences({**machine.describe(), "frameworks": sides})))
 
 
-def cases(batch: int, tokens: int, heads: int) -> dict[str, dict[str, Any]]:
+def cases(batch: int, tokens: int, heads: int) -> dict[str, Options]:
     """Return the arguments of each call in addition to query, key and value, as NumPy arrays."""
     random, causal = np.random.default_rng(0), masks.causal()
     bias = random.normal(size=(1, heads, tokens, tokens)).astype(np.float32)
@@ -126,12 +128,12 @@ def _drawn_by_jax(batch: int, heads: int, tokens: int, rate: float) -> Way:
     return lambda: jax.block_until_ready(draw(key))
 
 
-def _picked(arrays: list[Any], options: dict[str, Any]) -> str:
+def _picked(arrays: Sequence[object], options: Options) -> str:
     reasons = attn_bridge.explain_attention(*arrays, **options)
     return next(name for name, reason in reasons.items() if reason is None)
 
 
-def in_torch(inputs: list[Any], options: dict[str, Any], *, differentiates_bias: bool) -> tuple[str, Way, Way]:
+def in_torch(inputs: list[np.ndarray], options: Options, *, differentiates_bias: bool) -> tuple[str, Way, Way]:
     """Return the implementation picked, a forward call, and one with gradients."""
     arrays = [torch.from_numpy(one).requires_grad_() for one in inputs]
     options = {name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for name, one in options.items()}
@@ -141,18 +143,18 @@ def in_torch(inputs: list[Any], options: dict[str, Any], *, differentiates_bias:
         options["bias"].requires_grad_()
         arrays = [*arrays, options["bias"]]
 
-    def forward() -> Any:
+    def forward() -> torch.Tensor:
         with torch.no_grad():
             return torch_attn.functional.dot_product_attention(*arrays[:3], **options)
 
-    def both() -> Any:
+    def both() -> tuple[torch.Tensor, ...]:
         context = torch_attn.functional.dot_product_attention(*arrays[:3], **options)
         return torch.autograd.grad(context.square().sum(), arrays)
 
     return _picked(arrays[:3], options), forward, both
 
 
-def in_jax(inputs: list[Any], options: dict[str, Any], *, differentiates_bias: bool) -> tuple[str, Way, Way]:
+def in_jax(inputs: list[np.ndarray], options: Options, *, differentiates_bias: bool) -> tuple[str, Way, Way]:
     """Return the implementation picked, a forward call, and one with gradients, both compiled."""
     arrays = [jnp.asarray(one) for one in inputs]
     options = {name: jnp.asarray(one) if isinstance(one, np.ndarray) else one for name, one in options.items()}
@@ -160,10 +162,10 @@ def in_jax(inputs: list[Any], options: dict[str, Any], *, differentiates_bias: b
         options["rng"] = jax.random.key(0)
     array_options = {name: options.pop(name) for name in ("bias", "sinks") if name in options}
 
-    def attend(query: Any, key: Any, value: Any, array_options: dict[str, Any]) -> Any:
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array, array_options: dict[str, jax.Array]) -> jax.Array:
         return jax_attn.functional.dot_product_attention(query, key, value, **array_options, **options)
 
-    def loss(*operands: Any) -> Any:
+    def loss(*operands: jax.Array) -> jax.Array:
         return jnp.square(attend(*operands)).sum()
 
     forward, with_gradients = (
@@ -171,7 +173,7 @@ def in_jax(inputs: list[Any], options: dict[str, Any], *, differentiates_bias: b
         jax.jit(jax.grad(loss, (0, 1, 2, 3) if differentiates_bias else (0, 1, 2))),
     )
 
-    def run(program: Any) -> Way:
+    def run(program: Callable[..., object]) -> Way:
         return lambda: jax.block_until_ready(program(*arrays, array_options))
 
     return _picked(arrays, {**options, **array_options}), run(forward), run(with_gradients)

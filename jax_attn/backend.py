@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +111,7 @@ def prepare_weights(
     return functools.partial(nnx.update, module, nnx.from_flat_state(values))
 
 
-def _placed(array: np.ndarray | LazyArray, old: Any, name: str, adopt: bool) -> Array:
+def _placed(array: np.ndarray | LazyArray, old: Array, name: str, adopt: bool) -> Array:
     """Return an array where a module's is, shared as that is."""
     # What is bound to no device stays so: a step compiled for the one would be compiled again for the other.
     sharding = None if isinstance(old, Array) and not old.committed else getattr(old, "sharding", None)
@@ -123,7 +122,7 @@ def _placed(array: np.ndarray | LazyArray, old: Any, name: str, adopt: bool) -> 
     from_numpy(np.empty(0, array.dtype), name)
     parts: dict[Region, np.ndarray] = {}
 
-    def part(index: Any) -> np.ndarray:
+    def part(index: tuple[slice, ...]) -> np.ndarray:
         region = tuple(one.indices(size)[:2] for one, size in zip(index, array.shape, strict=True))
         if region in parts:
             return parts[region].copy()  # a device may keep the memory that it is given
@@ -179,7 +178,7 @@ def _part(part: Array, region: Region) -> np.ndarray:
     return np.asarray(part)[slices(region)] if is_on_cpu else np.asarray(part[slices(region)])
 
 
-def gathered(module: nnx.Module, value: object) -> list[Any]:
+def gathered(module: nnx.Module, value: object) -> list[object]:
     """Gather a value from every process that shares a module, on all of them; in JAX that is this process alone."""
     del module
     return [value]
@@ -277,7 +276,7 @@ def build_blank(name: str, config: Config, dtype: str) -> nnx.Module:
     return _blanked(name, dtype, config=config)
 
 
-def call(function: Any, array: np.ndarray) -> np.ndarray:
+def call(function: Callable[[Array], Array], array: np.ndarray) -> np.ndarray:
     """Apply a module or method of ours to one array."""
     return to_numpy(function(from_numpy(array)))
 
@@ -300,7 +299,7 @@ class _FunctionModule(nnx.Module):
     def __init__(self, name: str):
         self.name = name
 
-    def __call__(self, **arguments: object) -> Any:
+    def __call__(self, **arguments: object) -> object:
         return getattr(jax_attn, self.name)(**arguments)
 
 
@@ -337,14 +336,14 @@ def _blank(leaf: jax.ShapeDtypeStruct) -> Array:
     return jax.device_put(np.zeros(leaf.shape, leaf.dtype))
 
 
-def _values(module: nnx.Module) -> dict[tuple[Any, ...], Any]:
+def _values(module: nnx.Module) -> dict[tuple[str | int, ...], Array]:
     if not isinstance(module, (nnx.Module, nnx.Pytree)):
         raise TypeError(f"module must be a flax.nnx.Module, got {type(module).__name__}")
     state = nnx.state(module, WEIGHTS)
     return {path: _value(leaf) for path, leaf in nnx.to_flat_state(state)}
 
 
-def _value(leaf: object) -> Any:
+def _value(leaf: object) -> Array:
     return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
 
 

@@ -7,7 +7,7 @@ of a head.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +144,7 @@ class DifferentialAttention(Layer):
             return None
         heads, pairs = self.config.num_heads, self.config.num_kv_heads // 2
 
-        def order(array: Array) -> Any:
+        def order(array: Array) -> Array:
             if array.ndim != 4 or array.shape[1] != heads:
                 return array
             return rearrange(array, "b (n p g) t s -> b (p n g) t s", n=2, p=pairs)

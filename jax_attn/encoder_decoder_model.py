@@ -270,7 +270,7 @@ class EncoderDecoderModel(Pretrained, Layer):
         return generation.stream(self, tokens, options, rng, attention_mask, (source,), source_mask)
 
 
-def _as_visible(source_mask: Any, attention_mask: Any) -> tuple[Any, Any]:
+def _as_visible(source_mask: object, attention_mask: object) -> tuple[Any, Any]:
     """Return both masks of a call, those of integers 0 and 1 in bool."""
     attention_mask = functional.as_visible(attention_mask, "attention_mask")
     return functional.as_visible(source_mask, "source_mask"), attention_mask

@@ -150,7 +150,7 @@ def _checked(
     query: ArrayLike,
     key: ArrayLike,
     value: ArrayLike,
-    mask: Any,
+    mask: object,
     bias: Array | None,
     scale: float | None,
     softcap: float | None,

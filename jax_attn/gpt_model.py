@@ -7,7 +7,6 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -182,7 +181,7 @@ class GPTModel(Pretrained, Layer):
         max_new_tokens: int | None,
         eos: int | None,
         attention_mask: Bool[Array, "B T"] | Int[Array, "B T"] | None,
-    ) -> Iterator[tuple[Any, Any]]:
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Check the arguments, and return an iterator over each token ``(B,)`` and whether its rows have ended."""
         check_ids(functional.dtype_name(ids, "ids"), functional.shape_of(ids))
         options = options_of(max_new_tokens, 0.0, None, None, eos).checked(self.config.vocab_size)
@@ -193,7 +192,7 @@ class GPTModel(Pretrained, Layer):
             visible, wanted = np.asarray(visible), (prompt.shape[0], prompt.shape[1])
             check_padding(functional.shape_of(visible), functional.dtype_name(visible), visible, wanted)
 
-        def steps() -> Iterator[tuple[Any, Any]]:
+        def steps() -> Iterator[tuple[np.ndarray, np.ndarray]]:
             # Windows of one length compile once; what stands after the last token, a causal model does not see.
             after = ((0, 0), (0, options.max_new_tokens))
             tokens, mask = (

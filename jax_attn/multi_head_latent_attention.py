@@ -6,6 +6,7 @@ position, s key position, h head, c channel of a head, l channel of the latent.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Never
 
 import jax.numpy as jnp
@@ -160,7 +161,7 @@ class MultiHeadLatentAttention(Layer):
         query_nope: Float[Array, "b t h c"],
         query_rope: Float[Array, "b t h r"],
         latent: Float[Array, "b s 1 l"],
-        options: dict[str, Any],
+        options: Mapping[str, Any],
     ) -> tuple[Array, Array | None]:
         """Make keys and values of the latents, and attend to them."""
         config = self.config
@@ -176,7 +177,7 @@ class MultiHeadLatentAttention(Layer):
         query_nope: Float[Array, "b t h c"],
         query_rope: Float[Array, "b t h r"],
         latent: Float[Array, "b s 1 l"],
-        options: dict[str, Any],
+        options: Mapping[str, Any],
     ) -> tuple[Array, Array | None]:
         """Project the queries to the latents, attend to those, and project their average to values (section 2.1.2).
 

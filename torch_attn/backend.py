@@ -9,7 +9,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -374,7 +374,7 @@ class _FunctionModule(nn.Module):
         super().__init__()
         self.name = name
 
-    def forward(self, **arguments: object) -> Any:
+    def forward(self, **arguments: object) -> object:
         return getattr(torch_attn, self.name)(**arguments)
 
 

@@ -6,7 +6,6 @@ Letters: N batch, L query positions, S key positions, E width of the queries, H 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from einops import rearrange
@@ -225,7 +224,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         return torch.einsum("nhls,nshc->nlhc", weights, v), weights
 
 
-def _traced(layer: MultiheadAttention, inputs: tuple[Tensor, ...], options: Mapping[str, object]) -> Any:
+def _traced(
+    layer: MultiheadAttention, inputs: tuple[Tensor, ...], options: Mapping[str, object]
+) -> tuple[Tensor, Tensor | None]:
     """Return the call as one node of `torch.fx`: its tracers keep only the layers of torch itself whole."""
     tracer = inputs[0].tracer
     return tracer.create_proxy("call_module", tracer.path_of_module(layer), inputs, options)

@@ -6,6 +6,7 @@ position, s key position, h head, c channel of a head, l channel of the latent.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Never
 
 import torch
@@ -163,7 +164,7 @@ class MultiHeadLatentAttention(Layer):
         query_nope: Float[Tensor, "b t h c"],
         query_rope: Float[Tensor, "b t h r"],
         latent: Float[Tensor, "b s 1 l"],
-        options: dict[str, Any],
+        options: Mapping[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """Make keys and values of the latents, and attend to them."""
         config = self.config
@@ -179,7 +180,7 @@ class MultiHeadLatentAttention(Layer):
         query_nope: Float[Tensor, "b t h c"],
         query_rope: Float[Tensor, "b t h r"],
         latent: Float[Tensor, "b s 1 l"],
-        options: dict[str, Any],
+        options: Mapping[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """Project the queries to the latents, attend to those, and project their average to values (section 2.1.2).
 

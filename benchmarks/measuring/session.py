@@ -113,7 +113,7 @@ class Worker:
         last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
         raise WorkerError(f"the {self.framework} worker ended with status {status}: {last[:300]}")
 
-    def _ask(self, what: str, **request: Any) -> dict[str, Any]:
+    def _ask(self, what: str, **request: object) -> dict[str, Any]:
         if self._process is None:
             self._start()
         assert self._process is not None
@@ -127,7 +127,7 @@ class Worker:
         """Return versions and device."""
         return self._ask("describe")
 
-    def prepare(self, group: Any, modes: Any, answer: str, matmul: int, sample: float) -> dict[str, Any]:
+    def prepare(self, group: object, modes: object, answer: str, matmul: int, sample: float) -> dict[str, Any]:
         """Build, run and check every contender of a group."""
         return self._ask("prepare", group=group, modes=modes, answer=answer, matmul=matmul, sample=sample)
 
@@ -135,7 +135,7 @@ class Worker:
         """Time every contender of the group once."""
         return self._ask("round", seed=seed, budget=budget)
 
-    def memory(self, group: Any, modes: Any, label: str) -> dict[str, Any]:
+    def memory(self, group: object, modes: object, label: str) -> dict[str, Any]:
         """Return the peak memory of a contender, measured in a fresh process."""
         fresh = Worker(self.framework, self.folder)
         try:

@@ -107,7 +107,7 @@ def device_peak(work: Work) -> int | None:
     return int(analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
 
 
-_Row = tuple[str, str, Callable[[Group, str], Work], dict[str, Any]]
+_Row = tuple[str, str, Callable[[Group, str], Work], dict[str, object]]
 
 
 def _attention(group: Group) -> tuple[list[_Row], list[str]]:
@@ -138,7 +138,7 @@ def _function(group: Group, mode: str, attend: Callable[..., Array]) -> Work:
     names = ("query", "key", "value")
     arguments = [inputs[name] for name in names]
 
-    def read(result: Any) -> dict[str, np.ndarray]:
+    def read(result: tuple[Array, Sequence[Array]]) -> dict[str, np.ndarray]:
         output, grads = result
         arrays = {"output": _array(output)}
         return arrays | {f"grad {name}": _array(grad) for name, grad in zip(names, grads, strict=False)}
@@ -181,7 +181,7 @@ def _stock(group: Group, mode: str) -> Work:
     return _module(module, _STOCK_NAMES, group, mode, mask=mask)
 
 
-def _module(module: nnx.Module, names: dict[str, str], group: Group, mode: str, **options: Any) -> Work:
+def _module(module: nnx.Module, names: dict[str, str], group: Group, mode: str, **options: object) -> Work:
     """Load the weights into the four linear layers of a module, called `names` there."""
     inputs = group.inputs()
     module.eval()
@@ -195,10 +195,10 @@ def _module(module: nnx.Module, names: dict[str, str], group: Group, mode: str, 
     graph, state = nnx.split(module)
     x, cotangent = jnp.asarray(inputs["x"]), jnp.asarray(inputs["cotangent"])
 
-    def apply(state: Any, x: Array) -> Array:
+    def apply(state: nnx.State, x: Array) -> Array:
         return nnx.merge(graph, state)(x, **options)
 
-    def read(result: Any) -> dict[str, np.ndarray]:
+    def read(result: tuple[Array, Sequence[Array]]) -> dict[str, np.ndarray]:
         output, grads = result
         arrays = {"output": _array(output)}
         if grads:

@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -102,7 +102,7 @@ def device_peak(work: Work) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-_Row = tuple[str, str, Callable[[Group, str], Work], dict[str, Any]]
+_Row = tuple[str, str, Callable[[Group, str], Work], dict[str, object]]
 
 
 def _attention(group: Group) -> tuple[list[_Row], list[str]]:
@@ -136,7 +136,7 @@ def _function(group: Group, mode: str, attend: Callable[..., Tensor], heads_firs
     names = ("query", "key", "value")
     arguments = [_tensor(inputs[name], group.backward) for name in names]
 
-    def read(result: Any) -> dict[str, np.ndarray]:
+    def read(result: Sequence[Tensor]) -> dict[str, np.ndarray]:
         named = zip(("output", *(f"grad {name}" for name in names)), result, strict=False)
         arrays = {name: _array(tensor) for name, tensor in named}
         return {name: array.swapaxes(1, 2) if heads_first else array for name, array in arrays.items()}
@@ -218,7 +218,7 @@ def _module(
     module.requires_grad_(group.backward)
     x = _tensor(inputs["x"], group.backward)
 
-    def read(result: Any) -> dict[str, np.ndarray]:
+    def read(result: Sequence[Tensor]) -> dict[str, np.ndarray]:
         arrays = {"output": _array(result[0])}
         if group.backward:
             arrays["grad x"] = _array(result[1])

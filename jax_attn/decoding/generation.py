@@ -137,7 +137,7 @@ def _draw(logits: Array, numbers: Array, options: Options, is_done: Array) -> tu
     return ended(token, options.eos, is_done)
 
 
-def _advance(model: nnx.Module, token: Array, at: Array, cache: object, sources: int) -> tuple[Array, Any]:
+def _advance(model: nnx.Module, token: Array, at: Array, cache: object, sources: int) -> tuple[Array, object]:
     """Return the logits that follow a token, and the cache with it."""
     logits, cache = model(*[None] * sources, token[:, None], positions=at, cache=cache)
     return logits[:, -1], cache
@@ -150,7 +150,7 @@ _advance_alone = jax.jit(_advance, static_argnums=4)
 @functools.partial(jax.jit, static_argnums=5)
 def _read(
     model: nnx.Module, source: tuple[Array, ...], tokens: Array, padding: Array, masks: Mapping[str, object], new: int
-) -> tuple[Array, Any]:
+) -> tuple[Array, object]:
     """Return the logits of the last token of a prompt, and a cache with room for the new tokens."""
     batch, length = tokens.shape
     cache = model.init_cache(batch, length + new)
@@ -165,7 +165,7 @@ def _continue(
     sequences: Array,
     padding: Array,
     logits: Array,
-    cache: Any,
+    cache: object,
     numbers: Array,
     prompt_length: Array,
     options: Options,

@@ -11,7 +11,6 @@ import functools
 import importlib
 import importlib.util
 import sys
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,6 +157,6 @@ def _described(call: KernelCall) -> tuple[Mask | None, tuple[Array, ...]]:
     return functools.reduce(Mask.restrict, parts).separate() if parts else (None, ())
 
 
-def _array_of(call: KernelCall, mask: Mask) -> Any:
+def _array_of(call: KernelCall, mask: Mask) -> Array:
     """Return an array or a padding as ``(B, H, T, S)``, each the whole axis or 1."""
     return jnp.array(mask.allowed(np.zeros((1, 1), int), np.arange(call.key.shape[1])[None]), ndmin=4, copy=False)

@@ -22,7 +22,7 @@ INPUTS = 5
 
 Axes = tuple[int | None, ...]
 
-Operands = tuple[Any, ...]
+Operands = tuple[Array | None, ...]
 """Arrays of a call, its results or their derivatives; None for an optional array that is missing."""
 
 
@@ -127,7 +127,7 @@ def _over(function: Callable[..., object], axes: Axes, of_results: Axes) -> Call
 
 
 def _results(
-    *arrays: jax.core.ShapedArray, tree: jax.tree_util.PyTreeDef, **options: object
+    *arrays: jax.core.ShapedArray, tree: jax.tree_util.PyTreeDef, **options: Any
 ) -> list[jax.core.ShapedArray]:
     """Return the shapes of the tangents: those of the results, which are the last leaves of the tree."""
     results = tree.children()[1].num_leaves
@@ -167,7 +167,7 @@ def _batch(
     *,
     tree: jax.tree_util.PyTreeDef,
     levels: tuple[Axes, ...],
-    **options: object,
+    **options: Any,
 ) -> tuple[Sequence[Array], list[int]]:
     """Bind the same with one more level; results get the axis in front, as tangents have it."""
     size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)

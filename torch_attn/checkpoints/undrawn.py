@@ -6,7 +6,7 @@ JAX has `nnx.eval_shape` for that.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -38,7 +38,9 @@ def give_memory(module: nn.Module, device: Device = None) -> None:
 class _Undrawn(TorchFunctionMode):
     """Leaves out what fills a tensor; on the meta device that takes torch a second of imports, for nothing."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
         if func in (Tensor.uniform_, Tensor.normal_) or getattr(func, "__module__", "") == nn.init.__name__:
             return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))

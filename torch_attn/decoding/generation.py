@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.types import Device
 
 from attn_bridge.generation import Options, check_length, check_padding
@@ -82,7 +81,7 @@ def ended(token: Int[Tensor, "B"], eos: int | None, is_done: Bool[Tensor, "B"]) 
 
 
 def _steps(
-    model: Any,
+    model: nn.Module,
     tokens: Int[Tensor, "B T"],
     options: Options,
     rng: RandomSource,
@@ -126,7 +125,7 @@ def _steps(
 
 
 @contextlib.contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def _evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into eval mode, and each of its modules back afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

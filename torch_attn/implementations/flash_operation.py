@@ -11,9 +11,9 @@ import ctypes
 import functools
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -27,6 +27,9 @@ from attn_kernels.description import describe
 from ..random import bernoulli
 from . import reference
 from .call import KernelCall
+
+if TYPE_CHECKING:
+    from torch._functorch.autograd_function import VmapInfo
 
 _LIBRARY = torch.library.Library("attn_bridge", "DEF")
 
@@ -308,7 +311,7 @@ def _differentiate_twice(ctx: FunctionCtx, *seconds: Tensor | None) -> tuple[obj
     positions = [position for position, array in enumerate(arguments) if array is not None]
 
     def gradients(*present: Tensor) -> tuple[Tensor, ...]:
-        arrays: list[Any] = [None] * len(arguments)
+        arrays: list[Tensor | None] = [None] * len(arguments)
         for position, array in zip(positions, present, strict=True):
             arrays[position] = array
         *inputs, d_context, d_total = arrays
@@ -377,7 +380,7 @@ def _folding(run: Any, arguments: Any, shared: tuple[str, ...]) -> Any:
     tensors = [n for n, argument in enumerate(arguments) if "Tensor" in str(argument.type)]
     arrays = [n for n in tensors if arguments[n].name != "bounds"]
 
-    def batched(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    def batched(info: VmapInfo, dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size, folded = info.batch_size, list(args)
         for position in arrays:
             array, dim = args[position], dims[position]
@@ -395,7 +398,7 @@ def _unfolded(array: Tensor, size: int) -> Tensor:
     return array.expand(size, *array.shape) if array.numel() == 0 else array.unflatten(0, (size, -1))
 
 
-def _chosen(name: str) -> Any:
+def _chosen(name: str) -> Callable[..., Any]:
     """Return an operation, inside `torch.func` as a function of autograd: it knows others not, which cost less."""
     is_transformed = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
     return _FUNCTIONS[name].apply if is_transformed else getattr(torch.ops.attn_bridge, name).default

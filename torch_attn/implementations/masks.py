@@ -7,7 +7,7 @@ draw with the axis of examples in front, which gives the masks of the same call 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,6 +17,9 @@ from torch.types import Device
 
 from .. import random, recomputation
 from ..random import RngStream
+
+if TYPE_CHECKING:
+    from torch._functorch.autograd_function import VmapInfo
 
 Draw: TypeAlias = Callable[[tuple[int, ...]], Tensor]
 """Draws a mask of a shape."""
@@ -107,7 +110,7 @@ class _Mask(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[object, ...], like: Tensor, draw: Draw, count: Callable[[str], None]
+        info: VmapInfo, in_dims: tuple[object, ...], like: Tensor, draw: Draw, count: Callable[[str], None]
     ) -> tuple[Tensor, int | None]:
         if info.randomness == "same":
             return _Mask.apply(like.select(in_dims[0], 0), draw, count), None

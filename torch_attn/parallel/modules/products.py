@@ -30,8 +30,8 @@ class Products(TorchFunctionMode):
         self.sharding = sharding
 
     def __torch_function__(
-        self, function: Callable[..., object], types: Any, arguments: Any = (), options: Any = None
-    ) -> Any:
+        self, function: Callable[..., object], types: object, arguments: Any = (), options: Any = None
+    ) -> object:
         """Call a function of torch."""
         if function in PRODUCTS and len(arguments) == 2 and not options:
             x, matrix = arguments

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from einops import einsum, rearrange
@@ -128,7 +127,7 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: FunctionCtx, ring: Ring, query: Tensor, key: Tensor, value: Tensor | None, bias: Tensor | None
-    ) -> Any:
+    ) -> tuple[Tensor, Tensor]:
         width = (key if value is None else value).shape[-1]
         context = query.new_zeros((*query.shape[:3], width))
         sums = query.new_full((query.shape[0], query.shape[2], query.shape[1]), -torch.inf)
@@ -149,7 +148,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: FunctionCtx, d_context: Tensor, d_sums: Tensor) -> Any:
+    def backward(ctx: FunctionCtx, d_context: Tensor, d_sums: Tensor) -> tuple[Tensor | None, ...]:
         ring: Ring = ctx.ring
         query, key, value, bias, context, sums = ctx.saved_tensors
         block_arrays = [key] if value is None else [key, value]
