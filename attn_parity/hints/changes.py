@@ -43,11 +43,20 @@ MOST_ORDERS = 24
 FIT = 1e-9
 """Largest difference of two results that agree, relative to the largest value."""
 
+ROUNDED_FIT = 1e-7
+"""The same where a literal of float32 accuracy is left between both sides, ..."""
+
+EXPLAINED = 1e-6
+"""... if a change leaves at most this part of the difference."""
+
 ENOUGH = 8
 """Fewest elements that a number in code is solved for: with fewer, any number fits."""
 
 STEPS = 12
 """Most steps of Newton's method for a number in code."""
+
+MOST_WHOLE = 1e6
+"""Whole numbers up to this one are tried for a solved number, however many digits they have; 0 is among them."""
 
 DIGITS = 3
 """Most digits of a number that code holds, unless the other side's code holds it."""
@@ -220,35 +229,54 @@ class Budget:
         return self.left >= 0
 
 
+def are_alike(first: Sequence[Array], second: Sequence[Array]) -> bool:
+    """Return whether two lists of results have the same shapes."""
+    return len(first) == len(second) and all(one.shape == two.shape for one, two in zip(first, second, strict=True))
+
+
 def apart(first: Sequence[Array], second: Sequence[Array]) -> Array | None:
-    """Return the differences of two lists of results, relative to the largest of each; None if shapes differ."""
-    if len(first) != len(second) or any(one.shape != two.shape for one, two in zip(first, second, strict=True)):
+    """Return the differences of two lists of results, relative to the largest of each; None if shapes differ.
+
+    Whole numbers and truth values that are not the same are infinitely far apart.
+    """
+    if not are_alike(first, second):
         return None
     parts = [np.zeros(0)]
     for left, right in zip(first, second, strict=True):
         if left.dtype.kind in "fc":
             scale = max(float(np.abs(right).max(initial=0.0)), 1e-300)
             parts.append(np.ravel(left - right) / scale)
-        elif not np.array_equal(left, right):
-            return None
+        else:
+            parts.append(np.where(np.ravel(left == right), 0.0, np.inf))
     return np.concatenate(parts)
 
 
-def agree(first: Sequence[Array], second: Sequence[Array]) -> bool:
-    """Return whether two lists of results are the same but for rounding in float64."""
+def limit_of(plain: Sequence[Array], wanted: Sequence[Array]) -> float:
+    """Return the largest difference of results that agree, for sides this far apart without a change.
+
+    Literals of float32 accuracy may be left between the sides, where a change explains all but a millionth.
+    """
+    rest = apart(plain, wanted)
+    finite = np.zeros(0) if rest is None else np.abs(rest[np.isfinite(rest)])
+    return max(FIT, min(ROUNDED_FIT, EXPLAINED * float(finite.max(initial=0.0))))
+
+
+def agree(first: Sequence[Array], second: Sequence[Array], limit: float = FIT) -> bool:
+    """Return whether two lists of results are the same but for rounding in float64, or up to a limit."""
     rest = apart(first, second)
-    return rest is not None and rest.size > 0 and bool((np.abs(rest) <= FIT).all())
+    return rest is not None and rest.size > 0 and bool((np.abs(rest) <= limit).all())
 
 
-def solved(number: float, rest: Callable[[float], Array | None]) -> float | None:
+def solved(number: float, rest: Callable[[float], Array | None], limit: float = FIT) -> float | None:
     """Return the number in code for which a difference vanishes, by Newton's method; None if no step brings it nearer.
 
     Args:
         number: the number in the code.
         rest: number -> differences; None where the code fails.
+        limit: largest difference of results that agree.
     """
     best = rest(number)
-    if best is None or best.size < ENOUGH:
+    if best is None or best.size < ENOUGH or not np.isfinite(best).all():
         return None
     at = number
     for _ in range(STEPS):
@@ -264,22 +292,23 @@ def solved(number: float, rest: Callable[[float], Array | None]) -> float | None
         new = rest(at - change)
         if new is None or not np.isfinite(new).all():
             return None
-        if np.abs(new).max() <= FIT:
-            return _polished(at - change, rest)
+        if np.abs(new).max() <= limit:
+            return _polished(at - change, rest, limit)
         if np.abs(new).max() > 0.5 * np.abs(best).max():
             return None
         at, best = at - change, new
     return None
 
 
-def _polished(number: float, rest: Callable[[float], Array | None]) -> float | None:
+def _polished(number: float, rest: Callable[[float], Array | None], limit: float) -> float | None:
     """Return a number of few digits next to a solved one that fits as well; None if none does.
 
     A number of many digits is a sign that something else is wrong.
     """
-    for value in (*(float(f"{number:.{digits}g}") for digits in range(1, DIGITS + 1)), *_roots(number)):
+    whole = [float(round(number))] if abs(number) < MOST_WHOLE else []
+    for value in (*whole, *(float(f"{number:.{digits}g}") for digits in range(1, DIGITS + 1)), *_roots(number)):
         rounded = rest(value)
-        if rounded is not None and np.abs(rounded).max() <= FIT:
+        if rounded is not None and np.abs(rounded).max() <= limit:
             return value
     return None
 

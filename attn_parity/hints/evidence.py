@@ -20,6 +20,14 @@ from .settings import differing
 MAX = 2
 """Most findings in a hint."""
 
+VAGUE = (
+    ": consistent with another scale",
+    ": consistent with a scale by another width",
+    ": consistent with another bias",
+    "consistent with another padding",
+)
+"""Ends of relations that many causes have: a change of one operation with which both sides agree says more."""
+
 CLASSES = ("first_class", "second_class")
 
 
@@ -92,8 +100,11 @@ def hint_for(
     if numbers and len(causes) < MAX:
         whole = getattr(evidence, "whole", None)
         text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
+        is_vague = text.endswith(VAGUE) and not any(case.may_hold("attention") for case in cases_of(evidence, names))
         if not text or text == relation(evidence, names, (positions, multiples)):
             text = probe() or ("" if causes else getattr(evidence, "changes", str)()) or text or _scale(evidence, names)
+        elif is_vague and not causes:
+            text = getattr(evidence, "changes", str)() or text
         is_norm = any(setting.startswith(("eps is ", "num_groups is ")) for setting in causes)
         # Formulas of two norms say nothing more than their settings.
         causes += [text] if text and not (is_norm and text == relation(evidence, names, (norms,))) else []

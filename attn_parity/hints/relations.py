@@ -211,6 +211,9 @@ def _normalised(case: Case) -> str:
         first_numbers.reshape(-1, first_numbers.shape[-1])[:ROWS],
         second_numbers.reshape(-1, second_numbers.shape[-1])[:ROWS],
     )
+    flat = [float(np.ptp(first)) <= FIT * case.scale for first in rows[0]]
+    if all(flat):  # numbers that are the same along a row, such as a mean that is repeated
+        return ""
     ratios = [ratio_of(first, second) for first, second in zip(*rows, strict=True)]
     factors = np.array([ratio for ratio in ratios if ratio is not None])
     if len(factors) < len(ratios) or not len(factors):
@@ -225,7 +228,7 @@ def _normalised(case: Case) -> str:
     measured = (
         f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s, {_span(factors.min(), factors.max())} times"
     )
-    if not case.may_hold("norm"):
+    if not case.may_hold("norm") or factors.min() <= 0 or any(flat):  # a norm turns no sign
         return measured
     rows_apart = float(np.abs(np.log(np.abs(factors))).max()) > PER_ROW if factors.all() else True
     return f"{measured}: consistent with another eps or another variance in a norm" + (
@@ -255,6 +258,12 @@ def _by_channel(case: Case, first_numbers: Array, second_numbers: Array, count: 
     if not ratios or None in ratios:
         return ""
     factors = np.array(ratios, dtype=np.float64)
+    scaled = np.abs(factors - 1) > FIT
+    unshifted = float(np.abs(first_numbers * factors - second_numbers).max()) <= FIT * case.scale
+    if unshifted and scaled.any() and not scaled.all() and float(np.ptp(factors[scaled])) <= FIT:
+        some, first, second = np.flatnonzero(scaled), *case.labels
+        share = f"{len(some)} of {len(scaled)} channels of {second}, from {some[0]} on,"
+        return f"{share} are {factors[some[0]]:.6g} times {first}'s, the others agree"
     middle = float(np.median(factors))
     is_norm = case.may_hold("norm")
     recognised = variance(middle, count) if is_norm and float(np.ptp(factors)) <= 0.05 * abs(middle - 1) else ""

@@ -78,6 +78,9 @@ IGNORED = frozenset(
 """Read for the record; another comparison judges them, they show in the weights, or no call shows them: a momentum
 changes the running statistics after it, a dtype does in another precision."""
 
+MODES = frozenset({"CIRCULAR", "REFLECT"})
+"""Paddings of Flax that are values beyond the border; torch has them as `padding_mode`."""
+
 NAMES = {"base": "the base of the rotary angles", "is_causal": "causal"}
 
 Value = float | int | bool | str | tuple[Any, ...] | None
@@ -96,6 +99,10 @@ def read(module: object) -> dict[str, Value]:
             plain = round(1.0 - plain, 12)
         if name not in settings and (plain is not None or name == "padding_idx"):
             settings[name] = plain
+    if settings.get("padding") in MODES:  # Flax gives the values beyond the border in the place of their number
+        settings |= {"padding": "SAME", "padding_mode": str(settings["padding"]).lower()}
+    elif _is_flax(module) and "kernel_size" in settings and "padding" in settings:
+        settings.setdefault("padding_mode", "zeros")
     if hasattr(module, "initialize_carry"):  # a recurrent cell of Flax makes its first state in that dtype
         carry = _float_name(getattr(module, "param_dtype", None))
         settings |= {} if carry is None else {"carry_dtype": carry}
@@ -178,6 +185,9 @@ def _all_ones(value: object) -> object:
 def _same_padding(left: object, right: object, first: Mapping[str, object], second: Mapping[str, object]) -> bool:
     """Compare paddings as they are per axis, before and behind; names that can't be counted are compared as names."""
     pairs = _padding(left, first, second), _padding(right, second, first)
+    kept = _padding("SAME", first, second), _padding("SAME", second, first)
+    if kept[0] != kept[1] and "SAME" not in kept and all(_same_pairs(*one) for one in zip(pairs, kept, strict=True)):
+        return True  # each keeps the size of its input, for kernels that are spread differently
     return _same_pairs(*pairs) or _is_cut_behind(*pairs, first, second)
 
 

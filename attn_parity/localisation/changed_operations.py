@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..pair import SIDES
 from ..results.findings import Side, shown
+from ..sides.arrays import is_float
 from ..sides.subject import Arguments, Array, Call, GradientSample, Run
 from .between import Direction
 from .forcing import Paths, gradients_apart, gradients_of
@@ -76,6 +77,10 @@ class ChangedOperations:
             value = group.value(other, outputs[other])
             for index in group.places(side):
                 wanted[index] = group.given(side, value)
+        if len(outputs["first"]) == len(outputs["second"]):  # whole numbers and truth values are matched by position
+            for index, (mine, its) in enumerate(zip(outputs[side], outputs[other], strict=True)):
+                if not is_float(mine) and not is_float(its) and mine.shape == its.shape:
+                    wanted[index] = its
         return wanted
 
     def _gradient_changes(self, side: Side) -> list[tuple[str, str]]:

@@ -205,7 +205,7 @@ class _Search:
         node.message = "fed the same inputs, the whole numbers or truth values returned are not the same"
         divergence = Divergence(node.path or "", node.second_path or "", "forward", node.message, None)
         tree = self.root.frozen(lambda visited: visited.returns_other_numbers or self._is_different(visited))
-        return Localisation(tree, divergence)
+        return Localisation(tree, divergence, self._evidence(node, "forward", None, ()))
 
     # ---- trying
 

@@ -166,14 +166,20 @@ def equals(sides: TensorSides) -> list[tuple[int, int]]:
 
 
 def _layers_fit(sides: TensorSides) -> Callable[[int, int], bool]:
-    """Return a predicate: whether the layers of two tensors have compatible shapes in every role that both have."""
+    """Return a predicate: whether the layers of two tensors have compatible shapes in every role that both have.
+
+    Nor may one of them lack a role, such as a bias, that another layer of its side has.
+    """
     members: list[dict[str, dict[str, int]]] = [{}, {}]
     for roles, names in zip(members, sides.names, strict=True):
         for position, name in enumerate(names):
             roles.setdefault(name.layer, {})[name.role] = position
+    held = [frozenset(name.role for name in names) for names in sides.names]
 
     def fits(i: int, j: int) -> bool:
         ours, theirs = (members[side][sides.names[side][at].layer] for side, at in ((0, i), (1, j)))
+        if (theirs.keys() - ours.keys()) & held[0] or (ours.keys() - theirs.keys()) & held[1]:
+            return False
         return all(sides.options(ours[role], theirs[role]).ways for role in ours.keys() & theirs.keys() if role)
 
     return fits

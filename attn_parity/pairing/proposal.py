@@ -260,13 +260,21 @@ def _assigned(sides: TensorSides, settled: Sequence[Link], labels: Labels) -> tu
     if assignment is None:
         raise _no_bijection(sides, scores, labels)
     groups = open_groups(scores, assignment)
-    if groups:  # a bias goes where the matrix of its layer went
-        open_ones = {i for group in groups for i in group}
-        layers = {layer_of(link.first): layer_of(link.second) for link in settled if len(link.first.shape) > 1}
-        for i, j in enumerate(assignment):
-            if i not in open_ones and len(sides.first[i].shape) > 1:
-                layers[layer_of(sides.first[i])] = layer_of(sides.second[j])
-        layers.pop("", None)
+    open_ones = {i for group in groups for i in group}
+    layers = {layer_of(link.first): layer_of(link.second) for link in settled if len(link.first.shape) > 1}
+    for i, j in enumerate(assignment):
+        if i not in open_ones and len(sides.first[i].shape) > 1:
+            layers[layer_of(sides.first[i])] = layer_of(sides.second[j])
+    for i, j in enumerate(assignment):  # a norm's bias often fits one layer alone, and its scale any
+        if i not in open_ones and sides.names[0][i].role == sides.names[1][j].role == "bias":
+            layers.setdefault(layer_of(sides.first[i]), layer_of(sides.second[j]))
+    layers.pop("", None)
+    torn = [
+        i
+        for i, j in enumerate(assignment)
+        if layers.get(layer_of(sides.first[i])) not in (None, layer_of(sides.second[j]))
+    ]
+    if groups or torn:  # a bias goes where the matrix of its layer went, and a scale where the bias went
         # Again with the layers of settled matrices: a bias fits any layer of its width, and only its matrix tells
         # which.
         scores = scores + LAYER * sides.within(layers)

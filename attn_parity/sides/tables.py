@@ -101,10 +101,20 @@ EXACT_DIGITS = 16
 """Significant digits from which on a literal is exact in float64."""
 
 
+SHORT_BITS = 12
+"""Bits of a mantissa of 24 that are zero in numbers that are meant as they are, such as 2**-30."""
+
+
 def slack(value: float) -> float:
-    """Return the possible rounding error of a decimal literal; 0 if float32 would show it or the literal is exact."""
+    """Return the possible rounding error of a literal; 0 if float32 would show it or the literal is exact.
+
+    A literal is a decimal number of few digits, or a number that was computed in float32, as `torch.tensor(2.0).log()`.
+    """
     if not math.isfinite(value) or value == 0.0:
         return 0.0
+    mantissa_of_24 = math.frexp(value)[0] * 2.0**24
+    if mantissa_of_24 == int(mantissa_of_24) and int(mantissa_of_24) % (1 << SHORT_BITS):
+        return ROUNDOFF * abs(value)
     mantissa, _, exponent = f"{value!r}".lower().partition("e")
     whole, _, fraction = mantissa.lstrip("-").partition(".")
     fraction = fraction.rstrip("0")

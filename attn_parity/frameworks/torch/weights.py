@@ -239,6 +239,12 @@ def side_of(value: object) -> ModuleSide | TorchFunctionSide:
             "it was made from"
         )
     if isinstance(value, nn.Module):
+        unhashable = _unhashable(value)
+        if unhashable:
+            raise ModuleFailedError(
+                f"{unhashable} defines __eq__ without __hash__, so that torch can't list its submodules; write "
+                f"`{unhashable}.__hash__ = torch.nn.Module.__hash__` before"
+            )
         for path, child in value.named_modules():
             kept = _keeps_its_weights(child)
             if kept:
@@ -250,6 +256,14 @@ def side_of(value: object) -> ModuleSide | TorchFunctionSide:
     raise ModuleFailedError(
         f"a torch side must be an nn.Module or parity.function(f, weights), got {type(value).__name__}"
     )
+
+
+def _unhashable(module: nn.Module) -> str:
+    """Return the class of the first module inside that has no hash, which torch's lists of modules need; "" if none."""
+    if type(module).__hash__ is None:
+        return type(module).__name__
+    children = (child for child in module._modules.values() if child is not None)
+    return next(filter(None, map(_unhashable, children)), "")
 
 
 _WRAPPERS = {

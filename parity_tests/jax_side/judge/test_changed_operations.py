@@ -60,7 +60,24 @@ def gates(x, order):
     return sigmoid(sum(update)) * jnp.tanh(new[0] + sigmoid(sum(reset)) * new[1])
 
 
+def recurring(x, start):
+    return jax.lax.scan(lambda state, row: (state * jnp.tanh(row) + row,) * 2, jnp.ones(x.shape[1:]) * start, x)[1]
+
+
+def spread(x, step, low, high):
+    kernel = jnp.arange(1.0, 13.0).reshape(3, 4, 1)
+    numbers = jax.lax.conv_dimension_numbers(x.shape, kernel.shape, ("NWC", "WIO", "NWC"))
+    return jax.lax.conv_general_dilated(x, kernel, (1,), [(low, high)], rhs_dilation=(step,), dimension_numbers=numbers)
+
+
 FAULTS = {
+    "dilation [2] for [1]": (lambda x: spread(x, 2, 2, 2) * 2, lambda x: spread(x, 1, 1, 1) * 2),
+    "dilation [1] for [2]": (lambda x: spread(x, 1, 2, 0) * 2, lambda x: spread(x, 2, 4, 0) * 2),
+    "1 added to the result of convert_element_type": (
+        lambda x: (x * 3).astype(int) + 1,
+        lambda x: (x * 3).astype(int),
+    ),
+    "0 for 1": (lambda x: recurring(x, 0.0), lambda x: recurring(x, 1.0)),
     "a softmax over axis 2 of 3 for axis 1": (lambda x: softmax(x, -1), lambda x: softmax(x, 1)),
     "parts 2 and 3 of 4 exchanged": (lambda x: recurrent(x, (0, 1, 2, 3)), lambda x: recurrent(x, (0, 1, 3, 2))),
     "exp of the negated operand": (lambda x: decayed(x, -1.0), lambda x: decayed(x, 1.0)),
@@ -115,6 +132,18 @@ def changes(right, wrong, x=X, others=()):
 def test_changes_are_found(fault):
     right, wrong = FAULTS[fault]
     assert fault in [text for text, _ in changes(right, wrong)]
+
+
+def test_a_change_is_found_beside_a_literal_of_float32_accuracy():
+    (text, _), *_ = changes(
+        lambda x: jnp.sin(x) * 2 - float(np.float32(np.log(2))), lambda x: jnp.cos(x) * 2 - np.log(2.0)
+    )
+    assert text == "sin for cos"
+
+
+def test_a_change_that_leaves_a_small_difference_is_not_named():
+    assert not changes(lambda x: jnp.sin(x) * (1 + 1e-8) + 1e-7, lambda x: jnp.cos(x) * x)
+    assert not changes(lambda x: x / jnp.sqrt(x * x + 1e-8), lambda x: x / jnp.sqrt(x * x + 2e-8) * (1 + 1e-8))
 
 
 def test_changes_name_their_line():

@@ -1,6 +1,6 @@
 """The probe ``literals``: move literals of float32 accuracy, and exchange branches that float32 cannot distinguish.
 
-`attn_parity/sides/literals.py` derives both.
+`attn_parity/sides/tables.py` derives both.
 """
 
 from __future__ import annotations

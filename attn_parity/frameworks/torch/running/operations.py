@@ -22,9 +22,11 @@ from ....hints.changes import (
     Budget,
     agree,
     apart,
+    are_alike,
     binaries,
     comparisons,
     functions,
+    limit_of,
     logsumexps,
     orders,
     reductions,
@@ -143,8 +145,12 @@ def found(
     record, budget = ChangedCalls(), Budget()
     plain = run(0, record)
     cost = WORK * (PER_OPERATION * len(record.calls) + record.elements)
-    if apart(plain, wanted[0]) is None:
+    if not are_alike(plain, wanted[0]):
         return []
+    limits = [
+        limit_of(plain, wanted[0]),
+        *(limit_of(run(at, ChangedCalls()), wanted[at]) for at in range(1, len(wanted))),
+    ]
 
     def results(sample: int, at: Collection[int], change: ChangedResult) -> Sequence[Array] | None:
         if not budget.spend(cost):
@@ -156,7 +162,9 @@ def found(
 
     def fits(at: Collection[int], change: ChangedResult) -> bool:
         made = (results(sample, at, change) for sample in range(len(wanted)))
-        return all(one is not None and agree(one, two) for one, two in zip(made, wanted, strict=True))
+        return all(
+            one is not None and agree(one, two, limit) for one, two, limit in zip(made, wanted, limits, strict=True)
+        )
 
     sites: dict[tuple[object, ...], list[int]] = {}
     for number, call in enumerate(record.calls):
@@ -183,7 +191,7 @@ def found(
                 made = results(0, group, _with_number(index, value))
                 return None if made is None else apart(made, wanted[0])
 
-            value = solved(own, rest)
+            value = solved(own, rest, limits[0])
             if value is not None and value != own and fits(group, _with_number(index, value)):
                 return [(f"{value:.6g} for {own:.6g}", call.where)]
     return []

@@ -78,6 +78,11 @@ def test_settings_that_raise_are_skipped():
         ),
         ({"padding": "same", "kernel_size": 3}, {"padding": "SAME", "kernel_size": 3}, ""),
         ({"padding_idx": 0}, {"padding_idx": 0}, ""),
+        (
+            {"padding": (2,), "kernel_size": (3,), "dilation": (2,)},
+            {"padding": "SAME", "kernel_size": (3,), "dilation": 1},
+            "dilation is (2,) in torch and 1 in Flax",
+        ),
         ({"groups": 2}, {"groups": 1}, "groups is 2 in torch and 1 in Flax"),
         ({"base": 10000}, {"base": 500000.0}, "the base of the rotary angles is 10000 in torch and 500000 in Flax"),
         ({"dropout": 0.1}, {"dropout": 0.2}, ""),

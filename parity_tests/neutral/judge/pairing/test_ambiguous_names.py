@@ -242,3 +242,12 @@ def test_at_most_four_fused_tensors_are_tried_in_every_order(count, orders):
     sides = [[whole(*item, "torch") for item in parameters(some).items()] for some in (fused, parts)]
     found = splits(*sides, lambda part, other, axes: {(0, 1): None} if part.shape == other.shape else {})
     assert [len(each) for each in found] == orders
+
+
+def test_a_scale_goes_where_the_only_bias_of_its_side_went():
+    """`ln.scale` is `norm.gamma` by words; but `ln` has a bias, which `norm` lacks."""
+    first = {"norm.gamma": ((D,), "RMSNorm"), **norm("maybe_post_ln", "torch")}
+    second = {"gamma": ((D,), "Gate"), **norm("ln", "flax")}
+    pairing = propose(parameters(first), parameters(second))
+    pairs = {match.first.name: match.second.name for match in pairing.matches}
+    assert pairs == {"norm.gamma": "gamma", "maybe_post_ln.weight": "ln.scale", "maybe_post_ln.bias": "ln.bias"}

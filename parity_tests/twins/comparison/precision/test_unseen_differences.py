@@ -84,6 +84,7 @@ def torch_softplus(limit):
         (torch_gelu(0.797884561), flax_gelu()),
         (fused_torch, flax_gelu(0.79788456)),
         (torch_gelu(0.79788456), flax_gelu(0.7978845608)),
+        (torch_gelu(float(torch.tensor(2 / np.pi).sqrt())), flax_gelu()),
         (lambda x: x * 0.5 * (1 + torch.erf(x / 1.4142135)), lambda x: nnx.gelu(x, approximate=False)),
     ],
 )

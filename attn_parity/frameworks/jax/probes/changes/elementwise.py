@@ -154,8 +154,13 @@ def of_positions(program: Program, operation: Operation) -> Iterator[ProgramChan
 
 
 def of_missing(program: Program) -> Iterator[ProgramChange]:
-    """Yield functions of results that code leaves as they are."""
+    """Yield functions of results that code leaves as they are, and returned whole numbers that are counted otherwise."""
+    returned = {item for item in program.outputs if isinstance(item, int)}
     for operation in reversed(program.operations):
+        if returned.intersection(operation.results) and operation.shape.dtype.kind in "iu":
+            for text, step in (("1 added to", 1), ("1 taken from", -1)):
+                text = f"{text} the result of {operation.name}"
+                yield operation.followed(text, lambda item, step=step: item + np.asarray(step, item.dtype))
         if operation.name in _ARITHMETIC and operation.shape.dtype == np.float64:
             for name in _MISSING:
                 yield operation.followed(f"{name} of the result of {operation.name}", ACTIVATIONS[name])

@@ -11,6 +11,9 @@ from .....hints.changes import reductions, scaled_transforms
 from .....sides.subject import Array
 from .program import Function, Operation, Program, ProgramChange, Value
 
+DILATIONS = (1, 2, 3, 4)
+"""Steps between the elements of a kernel that are tried for one another."""
+
 
 def of_reduction(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     """Yield other reductions: a mean for a sum, other axes whose sizes stay with the result as 1 where they did."""
@@ -80,6 +83,14 @@ def of_convolution(program: Program, operation: Operation) -> Iterator[ProgramCh
             yield operation.with_params(f"padding {list(way)} for {list(padding)}", padding=way)
     axes = tuple(operation.params["dimension_numbers"].rhs_spec[2:])
     sizes = [operation.shapes[1].shape[axis] for axis in axes]
+    own = tuple(operation.params["rhs_dilation"])
+    for step in DILATIONS:
+        way = (step,) * len(own)
+        spread = [(other - one) * (size - 1) for other, one, size in zip(way, own, sizes, strict=True)]
+        moved = tuple(_widened(pads, more) for pads, more in zip(padding, spread, strict=True))
+        if any(spread) and None not in moved:
+            text = f"dilation {list(way)} for {list(own)}"
+            yield operation.with_params(text, rhs_dilation=way, padding=moved)
     kernels: dict[str, Callable[[Array], Array]] = {}
     if max(sizes, default=1) > 1:
         kernels["the kernel flipped"] = lambda kernel: np.flip(kernel, axes)
@@ -91,6 +102,16 @@ def of_convolution(program: Program, operation: Operation) -> Iterator[ProgramCh
             return [image, np.ascontiguousarray(change(kernel))]
 
         yield ProgramChange(text, operation.at, {operation.at: operation.taking(changed)})
+
+
+def _widened(pads: tuple[int, int], more: int) -> tuple[int, int] | None:
+    """Return the padding of an axis for a kernel that is wider by so much; None if it can't be less.
+
+    Padding before the axis alone stays there; otherwise both ends get as much.
+    """
+    before = more if pads[0] and not pads[1] else more // 2
+    low, high = pads[0] + before, pads[1] + more - before
+    return (low, high) if min(low, high) >= 0 else None
 
 
 def of_cumulation(program: Program, operation: Operation) -> Iterator[ProgramChange]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .....hints.changes import MOST_TIMES, MOST_VALUES, PER_OPERATION, Budget, agree, apart, solved
+from .....hints.changes import MOST_TIMES, MOST_VALUES, PER_OPERATION, Budget, agree, apart, are_alike, limit_of, solved
 from .....sides.arrays import LargeWeight
 from .....sides.subject import Array, CannotPromoteError
 from ..numpy_interpreter import Interpreter
@@ -128,12 +128,16 @@ class ChangedPrograms(Interpreter):
             others: runs of the same program on other arguments, on which a change has to fit as well.
         """
         runs = [self, *others]
-        if not all(run.is_small for run in runs) or apart(self.outputs, wanted[0]) is None:
+        if not all(run.is_small for run in runs) or not are_alike(self.outputs, wanted[0]):
             return []
+        limits = [limit_of(run.outputs, each) for run, each in zip(runs, wanted, strict=True)]
 
         def fits(results: Mapping[int, Results]) -> bool:
             made = (run.changed(results) for run in runs)
-            return all(item is not None and agree(item, two) for item, two in zip(made, wanted, strict=True))
+            return all(
+                item is not None and agree(item, each, limit)
+                for item, each, limit in zip(made, wanted, limits, strict=True)
+            )
 
         hits: dict[str, str] = {}
         for results, change, program in self._all(changes_of):
@@ -141,7 +145,7 @@ class ChangedPrograms(Interpreter):
                 hits.setdefault(program.operations[change.at].where, change.text)
             if len(hits) > 1 or self.budget.left < 0:
                 break
-        return [(text, where) for where, text in hits.items()] or self._numbers(wanted[0], fits)
+        return [(text, where) for where, text in hits.items()] or self._numbers(wanted[0], fits, limits[0])
 
     def _all(
         self, changes: Callable[..., Iterator[ProgramChange]]
@@ -166,7 +170,9 @@ class ChangedPrograms(Interpreter):
 
         return results
 
-    def _numbers(self, wanted: Sequence[Array], fits: Callable[[Mapping[int, Results]], bool]) -> list[tuple[str, str]]:
+    def _numbers(
+        self, wanted: Sequence[Array], fits: Callable[[Mapping[int, Results]], bool], limit: float
+    ) -> list[tuple[str, str]]:
         """Return the number in the code with which the results are those wanted, by solving for each."""
         for at, operation in enumerate(self.program.operations):
             loops = [self._program(operation.params[key]) for key in ("jaxpr",) if operation.name == "scan"]
@@ -199,7 +205,7 @@ class ChangedPrograms(Interpreter):
                         outputs = self.changed(changes(value))
                         return apart(self.outputs if outputs is None else outputs, wanted)
 
-                    value = solved(number, rest)
+                    value = solved(number, rest, limit)
                     if value is not None and value != number and fits(changes(value)):
                         return [(f"{value:.6g} for {number:.6g}", item.where)]
         return []
