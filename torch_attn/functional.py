@@ -413,7 +413,7 @@ def project_heads(x: Float[Tensor, "B T D"], heads: Sequence[nn.Module]) -> list
 
 
 def _is_watched(layer: nn.Module) -> bool:
-    """Return whether a call of a layer does more than the forward of its class: hooks, or a `forward` of its own.
+    """Return whether hooks, or a `forward` of the layer alone, join or replace the forward of its class.
 
     Older versions of pruning and of weight and spectral norms are hooks that write the weight.
     """

@@ -182,10 +182,12 @@ class KeyValueCache:
         padding = left_padding(mask)
         if padding is not None:
             mask = mask.behind(padding[:, None, None])
-        positions = jnp.broadcast_to(positions, key.shape[:2]).astype(self.positions.dtype)
+        kept = self._positions()
+        positions = jnp.broadcast_to(positions, key.shape[:2]).astype(kept.dtype)
+        cache = dataclasses.replace(self, positions=kept)._padded(hidden)
         if self.rolling:
-            return self._padded(hidden)._roll(key, value, positions, hidden, mask)
-        cache = self._padded(hidden)._write(key, value, positions, hidden)
+            return cache._roll(key, value, positions, hidden, mask)
+        cache = cache._write(key, value, positions, hidden)
         if tokens > 1 and earlier is not None:
             return cache, cache._known_view(earlier, tokens, mask)
         return cache, cache._view(tokens, mask)
@@ -395,10 +397,14 @@ class KeyValueCache:
     def next_positions(self) -> Int[Array, "B 1"]:
         """Return the position of each row's next token."""
         last = (self.length - 1) % self.key.shape[1]
-        at, visible = (lax.dynamic_slice_in_dim(array, last, 1, 1) for array in (self.positions, self.visible))
+        at, visible = (lax.dynamic_slice_in_dim(array, last, 1, 1) for array in (self._positions(), self.visible))
         # A row that has had only padding stands at position 0: its first token gets 0, not 1.
         is_padding = ~visible & (at == 0)
         return jnp.where(self.length > 0, at + 1 - is_padding.astype(at.dtype), 0)
+
+    def _positions(self) -> Int[Array, "B S"]:
+        """Return the positions in 32 bits if JAX has no others now: a cache made with x64 may be continued without."""
+        return self.positions.astype(jax.dtypes.canonicalize_dtype(self.positions.dtype))
 
     def trim(self, length: int) -> KeyValueCache:
         """Forget all tokens but the first `length`.

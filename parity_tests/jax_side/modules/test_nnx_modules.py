@@ -232,3 +232,16 @@ def test_blocks_compute_in_their_dtype_with_parameters_of_another(name):
     blocks = nnx.eval_shape(lambda: jax_attn.DecoderModel(config, rngs=nnx.Rngs(0), dtype=jnp.bfloat16)).trf_blocks
     alone = [number for number, block in enumerate(config.blocks) if block.keys_of is None]
     assert {dtype_of(blocks[number], config.blocks[number]) for number in alone} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_a_cache_that_was_made_with_x64_goes_on_without_and_back():
+    config = specs.GroupedQueryAttentionConfig(8, 2, position=specs.Alibi())
+    module = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0))
+    x = np.random.default_rng(0).normal(size=(1, 6, 8)).astype(np.float32)
+    parts, cache = [], None
+    for start, stop, x64 in ((0, 2, True), (2, 3, False), (3, 4, True), (4, 6, False)):
+        with jax.enable_x64(x64):
+            cache = module.init_cache(1, 6) if cache is None else cache
+            part, cache = jax.jit(lambda x, cache: module(x, cache=cache))(x[:, start:stop], cache)
+            parts.append(part)
+    np.testing.assert_allclose(jnp.concatenate(parts, 1), module(x), rtol=0, atol=1e-6)
