@@ -18,8 +18,11 @@ from ..rows.files import row_of, table_of
 Value = bool | int | float | str | None
 Written = bool | int | float | str | list[Any] | dict[str, Any]
 
-_LISTS = ("prefixes", "pattern", "first", "last", "required", "libraries", "further_types", "scalings")
+_LISTS = ("prefixes", "pattern", "first", "last", "required", "libraries", "further_types", "scalings", "numbered")
 """Attributes of a description that are lists of names."""
+
+ALONE = "mlp"
+"""Name of the kind of layers that are feed-forward alone."""
 
 _ACCEPTED = ("fixed", "fixed_mixer", "fixed_pattern")
 """Attributes that map a key to the values that are accepted, in a file as JSON."""
@@ -109,6 +112,7 @@ class Description:
         further_types: further ``model_type`` names that are read as the same family, and never written.
         scalings: the types of scaled positions that `transformers` takes, of heads that share the width of the model;
             () takes all.
+        numbered: keys of tokens whose numbers must not be null in a file, which are written as 0.
         prepare: name of a function of `prepared` that makes the usual keys of a file's; "" for none.
         even_heads: whether `transformers` has no model whose number of heads does not divide the width.
         renamed: key -> value in files -> the value that `transformers` reads it as.
@@ -137,6 +141,7 @@ class Description:
     libraries: tuple[str, ...] = ()
     further_types: tuple[str, ...] = ()
     scalings: tuple[str, ...] = ()
+    numbered: tuple[str, ...] = ()
     prepare: str = ""
     even_heads: bool = False
     renamed: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
@@ -149,9 +154,14 @@ class Description:
 
     @functools.cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Names of the kinds of layers: without a window or a recurrent state, with it, and without attention."""
+        """Names of the kinds of layers: without a window or a recurrent state, with it, and a third one if any."""
         source = self.fields.get("layers.kinds")
         return source.value if source is not None and isinstance(source.value, tuple) else KINDS
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether each block has either attention or feed-forward layers (Nemotron-H)."""
+        return ALONE in self.kinds
 
     @functools.cached_property
     def mixer(self) -> tuple[str, dict[str, str], dict[str, Any]]:

@@ -31,7 +31,7 @@ _SHARED = {
         ),
         *("hf-bamba", "hf-granitemoehybrid", "hf-jamba", "hf-lfm2", "hf-lfm2-moe"),
         *("hf-kimi-linear", "hf-minimax", "hf-llama4", "hf-nemotron-h"),
-        "hf-mimo-v2-flash",
+        *("hf-mimo-v2-flash", "hf-lfm3", "hf-modernbert-decoder"),
     )
 }
 """Layouts that described families may use, and then are listed with."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ...printable import printable
+from ..reading.grouped import KINDS
 from ..reading.rotary import rope_type
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
@@ -12,6 +13,9 @@ _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "mo
 
 _PART = 0.334
 """Part of a head that turns where a config has none."""
+
+_BASES = {KINDS[False]: ("global_rope_theta", 160000.0), KINDS[True]: ("local_rope_theta", 10000.0)}
+"""Kind of a layer -> the key of the base of its positions in older files, and its default."""
 
 
 def prepare_letters(keys: Mapping[str, object]) -> Mapping[str, object]:
@@ -55,8 +59,23 @@ def prepare_mimo(keys: Mapping[str, object]) -> Mapping[str, object]:
     return prepared
 
 
+def prepare_modernbert(keys: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the keys with the width of the window, and with a base of positions for each kind of layers."""
+    local = keys.get("local_attention", 128)
+    window = local // 2 if type(local) is int else local
+    rotary = keys.get("rope_parameters") or {}
+    prepared = {"sliding_window": window, **keys}
+    if isinstance(rotary, Mapping) and rotary.keys() <= _BASES.keys():
+        prepared["rope_parameters"] = {
+            kind: {"rope_type": "default", "rope_theta": keys.get(key, base), **(rotary.get(kind) or {})}
+            for kind, (key, base) in _BASES.items()
+        }
+    return prepared
+
+
 PREPARE: dict[str, Callable[[Mapping[str, object]], Mapping[str, object]]] = {
     "letters": prepare_letters,
     "mimo": prepare_mimo,
+    "modernbert": prepare_modernbert,
 }
 """Name in a description -> the function from a file's keys to those that are read."""

@@ -32,6 +32,7 @@ from ..reading.model_config import ConfigFile
 from ..reading.rotary import (
     has_null_base,
     read_nested_rotary,
+    read_proportional_rotary,
     read_rotary,
     read_rotary_by_kind,
 )
@@ -41,7 +42,7 @@ from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, QUANTISED,
 from ..tables.layers import attention_of_layer
 from . import experts, latent, mixers, prepared, runs
 from .buffers import rows_of_buffers
-from .description import Description, KeySource, dumps
+from .description import ALONE, Description, KeySource, dumps
 from .writing import (
     ACTIVATED,
     CHUNKED,
@@ -107,7 +108,7 @@ class FamilyReader:
             model=self.model,
             write=self.write,
             architecture=description.architecture,
-            attends=self.attends if len(description.kinds) > len(KINDS) else None,
+            attends=self.attends if description.is_mixed else None,
             prepare=prepared.PREPARE[description.prepare] if description.prepare else None,
             layout=self.layout,
             description=description,
@@ -121,7 +122,7 @@ class FamilyReader:
         kind = self.kind(config, layer)
         if mixers.PART in self.description.parts and kind == self.description.kinds[True]:
             return self._mixer(config, layer)
-        if kind in self.description.kinds[len(KINDS) :]:
+        if kind == ALONE:
             raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, which has no attention")
         if latent.LATENT_DIM in self.description.fields:
             return self._latent(config, layer, kind)
@@ -132,6 +133,10 @@ class FamilyReader:
         width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         fields, options = self.description.fields, self.part(config, "attention")
         scaled, by_layer = options.pop("scaled", True), options.pop("scaled_by_layer", False)
+        if options.pop("shares_width", False):  # transformers makes positions of that width, and heads of this one
+            config.refuse("head_dim", None, width // heads)
+        if not options.get("gate", True):
+            options.pop("gate_scope", None)
         if options.pop("last_out_bias", False):
             options["out_bias"] = layer == config.integer("num_hidden_layers") - 1
         if "window" in self.description.parts and kind == KINDS[True]:  # MiMo-V2-Flash has twice the heads there
@@ -183,7 +188,7 @@ class FamilyReader:
 
     def attends(self, config: ConfigFile, layer: int) -> bool:
         """Return whether a layer has attention or is recurrent; other layers of Nemotron-H are feed-forward alone."""
-        return self.kind(config, layer) in self.description.kinds[: len(KINDS)]
+        return self.kind(config, layer) != ALONE
 
     def _layer(
         self, config: ConfigFile, layer: int, spec: GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig
@@ -214,11 +219,12 @@ class FamilyReader:
 
     def block(self, config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
         """Return a block around the attention."""
-        is_alone = attention is not None and len(self.description.kinds) > len(KINDS)
+        is_alone = attention is not None and self.description.is_mixed
         layers = None if is_alone else self._feed_forward(config, layer)
         options = self.part(config, "block")
         if isinstance(attention, Recurrent):
             options |= self.part(config, "mixer_block")
+        options |= {} if layer else self.part(config, "first_block")
         if "mixer_scale" in options and options.pop("mixer_scale") != options["residual_scale"]:
             keys = (self.description.fields[f"{part}.mixer_scale"].key for part in ("block", "mixer_block"))
             raise ValueError(f"{' and '.join(keys)} of {config.model_type} must be the scale of the other outputs")
@@ -332,7 +338,8 @@ class FamilyReader:
         elif rule == UNROTATED:
             usual = KINDS[not is_off and config.get("sliding_window") is not None and not self._turns(config, layer)]
         elif "layers.interval" in self.description.fields:
-            usual = kinds[bool((layer + 1) % self.value(config, "layers.interval"))]
+            begins = "layers.begins" in self.description.fields
+            usual = kinds[bool((layer + (not begins)) % self.value(config, "layers.interval"))]
         elif "layers.published" in self.description.fields:
             usual = runs.read_published_kind(config, layer)
         elif "layers.listed" in self.description.fields:
@@ -425,6 +432,8 @@ class FamilyReader:
             return Rotary(options["theta"], options["dim"], options.get("pairing", "half"))
         if options.pop("fixed", False):  # the class reads no key of rotary positions
             return Rotary(options["theta"], width, options.get("pairing", "half"))
+        if options.pop("proportional", False):
+            return read_proportional_rotary(config, width, kind)
         if options.pop("nested", False):
             return read_nested_rotary(config, width, kind, **options)
         if options.pop("by_kind", False):
@@ -445,7 +454,10 @@ class FamilyReader:
         return FamilyWriter(self.description).write(config)
 
 
-_SWITCHES = ("is_adjusted", "correction", "switch", "scale_switch", "scaled", "scaled_by_layer")
+_SWITCHES = (
+    *("switch", "scale_switch", "scaled", "scaled_by_layer", "is_adjusted"),
+    *("correction", "gate", "head_bias", "head_linear_bias"),
+)
 _FLAGS = (*_SWITCHES, "qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias")
 _COUNTS = ("shared", "first", "last", "step")
 _READ: dict[str, Callable[[ConfigFile, str], object]] = {
@@ -455,6 +467,7 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     **dict.fromkeys(("embedding_width", "head_width"), ConfigFile.integer),
     **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
     **dict.fromkeys(("types", "dense", "method", "listed"), ConfigFile.get),
+    "norms": lambda config, key: "sandwich" if config.flag(key) else "pre",
     "rate": ConfigFile.number,
     "value_scale": lambda config, key: 1.0 if config.get(key) is None else config.positive(key),
     "dropout": lambda config, key: config.number_or_none(key) or 0.0,

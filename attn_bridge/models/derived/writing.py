@@ -15,9 +15,9 @@ from ..reading import multimodal
 from ..reading.decoders import ACTIVATIONS, NAMES, attention_of, write_sizes
 from ..reading.grouped import KINDS, check_even_heads, rotary_by_kind, write_heads, write_windows
 from ..reading.model_config import nested
-from ..reading.rotary import write_nested, write_rotary, write_rotary_by_kind
+from ..reading.rotary import write_nested, write_proportional, write_rotary, write_rotary_by_kind
 from . import experts, latent, mixers, runs
-from .description import Description, KeySource
+from .description import ALONE, Description, KeySource
 
 FROM_WINDOW = ("window or types", "types or window")
 LATE, UNROTATED, CHUNKED = "types or late window", "types or unrotated window", "rotated chunk"
@@ -136,6 +136,7 @@ class FamilyWriter:
             written[self.description.fields["feed_forward.is_adjusted"].key] = False
         if "block.mixer_stream" in self.description.fields:
             written |= self._write_streams(config)
+        written |= dict.fromkeys(self.description.numbered, 0)
         if "sparse.count" in self.description.fields:
             fewest = self.description.fields["sparse.above"].value
             count = getattr(parts.get("experts"), "num_experts", fewest)
@@ -174,6 +175,17 @@ class FamilyWriter:
             written[fields["block.stream"].key] = block.stream_scales[1]
         return written
 
+    def _kinds(self, config: DecoderConfig) -> list[str]:
+        """Return the kind of each block."""
+        windows, names = write_windows(config)["layer_types"], self.description.kinds
+        if mixers.PART not in self.description.parts:
+            return list(windows)
+        kinds = [(block.attention, kind) for block, kind in zip(config.blocks, windows, strict=True)]
+        return [
+            ALONE if one is None else names[1] if isinstance(one, Recurrent) else kind if kind in names else names[0]
+            for one, kind in kinds
+        ]
+
     def _write_masks(self, config: DecoderConfig) -> dict[str, object]:
         """Return the keys of the kinds of layers, and of their window."""
         rule = self.description.fields["layers.rule"].value
@@ -185,11 +197,11 @@ class FamilyWriter:
             listed = [self.description.kinds[size is not None] for size in sizes]
             return {"layer_types": listed, **({} if size is None else {"attention_chunk_size": size})}
         if mixers.PART in self.description.parts:
-            mixed = [block.attention for block in config.blocks]
-            listed = [self.description.kinds[2 if one is None else isinstance(one, Recurrent)] for one in mixed]
+            listed = self._kinds(config)
             if "layers.needs_both" in self.description.fields and len({*listed}) < 2:
                 raise ValueError("blocks of one kind alone are no model there")
-            window = write_windows(config).get("sliding_window") if "layers.window" in self.description.fields else None
+            has_window = "layers.window" in self.description.fields or KINDS[True] in self.description.kinds
+            window = write_windows(config).get("sliding_window") if has_window else None
             return {"layer_types": listed, **({"sliding_window": window} if window else {})}
         masks = write_windows(config)
         if rule in ("types", "types or window", UNROTATED):
@@ -237,7 +249,9 @@ class FamilyWriter:
         source = self.description.fields.get("position.partial")
         partial = width if source is not None and source.value else None
         if self.description.fields.keys() & {"position.nested", "position.by_kind"}:
-            by_kind = rotary_by_kind(config, write_windows(config)["layer_types"])
+            by_kind = rotary_by_kind(config, self._kinds(config))
+            if "position.proportional" in self.description.fields:
+                return {POSITIONS: write_proportional(by_kind)}
             if "position.nested" in self.description.fields:
                 return write_nested(by_kind, partial)
             local_key = self.description.fields.get("position.local_key")
@@ -268,4 +282,5 @@ def _first(config: DecoderConfig, name: str) -> Any:
 
 
 def _written(name: str, value: Any, source: KeySource) -> object:
-    return value == "interleaved" if name == "pairing" else source.root(value)
+    usual = {"pairing": "interleaved", "norms": "sandwich"}.get(name)
+    return source.root(value) if usual is None else value == usual

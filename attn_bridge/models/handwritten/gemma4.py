@@ -14,8 +14,6 @@ from ...specs.blocks.layer_embeddings import LayerEmbeddingsConfig, LayerInputCo
 from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from ...specs.position import Rotary
-from ...specs.rope_scaling import ProportionalScaling
 from ...weights.rows import Row
 from .. import families
 from ..family import AttentionLayer
@@ -23,9 +21,9 @@ from ..layout import Layout
 from ..parts import OmittedPart
 from ..reading.decoders import NAMES, WrittenKeys, activation_of, read_rms_norm, write_rms_norm, write_sizes
 from ..reading.grouped import KINDS, mask_of, window_of
-from ..reading.model_config import ConfigFile, as_number
+from ..reading.model_config import ConfigFile
 from ..reading.multimodal import text_of
-from ..reading.rotary import read_nested_rotary, rope_type, write_nested
+from ..reading.rotary import read_proportional_rotary, write_proportional
 from ..tables import table
 from ..tables.layers import attention_of_layer
 
@@ -105,18 +103,6 @@ def _own_sizes(config: ConfigFile, layer: int) -> tuple[int, int]:
     return own.integer("head_dim"), own.integer("num_key_value_heads")
 
 
-def rotary_of(config: ConfigFile, head_dim: int, kind: str) -> Rotary:
-    """Return the rotary positions of a kind of layers, which are `ProportionalScaling` in those of full attention."""
-    values = config.mapping("rope_parameters").get(kind)
-    if not isinstance(values, Mapping) or rope_type(values) != "proportional":
-        return read_nested_rotary(config, head_dim, kind)
-    base = as_number(f"rope_theta of {config.model_type}", values.get("rope_theta"))
-    part, factor = (
-        as_number(f"{key} of {config.model_type}", values.get(key, 1.0)) for key in ("partial_rotary_factor", "factor")
-    )
-    return Rotary(base, scaling=ProportionalScaling(part, factor))
-
-
 def read_gemma4(config: ConfigFile, layer: int) -> AttentionLayer:
     """Return a layer of Gemma 4; ``vision`` in ``use_bidirectional_attention`` concerns tokens of images alone."""
     config.refuse("use_bidirectional_attention", None, "vision")
@@ -133,7 +119,7 @@ def read_gemma4(config: ConfigFile, layer: int) -> AttentionLayer:
         dropout=config.number_or_none("attention_dropout") or 0.0,
         qkv_bias=bias,
         out_bias=bias,
-        position=rotary_of(config, head_dim, kinds[layer]),
+        position=read_proportional_rotary(config, head_dim, kinds[layer]),
         qk_norm=norm,
         mask=mask_of(config, layer, kinds[layer]),
         scale=1.0,
@@ -250,26 +236,9 @@ def write_gemma4(config: DecoderConfig, model_type: str) -> WrittenKeys:
         **({} if window is None else {"sliding_window": window}),
         "num_kv_shared_layers": shared,
         "use_bidirectional_attention": None,
-        "rope_parameters": write_positions({SLIDING: local.position, FULL: full.position}),
+        "rope_parameters": write_proportional({SLIDING: local.position, FULL: full.position}),
         "final_logit_softcapping": config.logit_softcap,
     }
-
-
-def write_positions(positions: Mapping[str, object]) -> WrittenKeys:
-    """Return the rotary positions of each kind of layers."""
-    keys: WrittenKeys = {}
-    for kind, position in positions.items():
-        scaling = getattr(position, "scaling", None)
-        if isinstance(position, Rotary) and isinstance(scaling, ProportionalScaling):
-            keys[kind] = {
-                "rope_type": "proportional",
-                "rope_theta": position.base,
-                "partial_rotary_factor": scaling.part,
-                "factor": scaling.factor,
-            }
-        else:
-            keys |= write_nested({kind: position})["rope_parameters"]
-    return keys
 
 
 def write_layer_embeddings(config: DecoderConfig) -> WrittenKeys:

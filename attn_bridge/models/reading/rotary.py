@@ -9,7 +9,15 @@ from typing import Any
 
 from ...printable import printable
 from ...specs.position import AxesLayout, Pairing, Rotary
-from ...specs.rope_scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, NTKScaling, Scaling, YaRNScaling
+from ...specs.rope_scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    NTKScaling,
+    ProportionalScaling,
+    Scaling,
+    YaRNScaling,
+)
 from .decoders import WrittenKeys
 from .model_config import ConfigFile, as_number
 
@@ -192,6 +200,35 @@ def read_nested_rotary(
         raise ValueError(f"rope_parameters of {config.model_type} must hold {kind}, got {printable(repr(values))}")
     part = values.get("partial_rotary_factor", 1.0) if partial else None
     return make_nested_rotary(config, head_dim, values, _required(config, values, "rope_theta"), part, pairing)
+
+
+def read_proportional_rotary(config: ConfigFile, head_dim: int, kind: str) -> Rotary:
+    """Return the rotary positions of a kind of layers, which are `ProportionalScaling` in those of full attention."""
+    values = config.mapping("rope_parameters").get(kind)
+    if not isinstance(values, Mapping) or rope_type(values) != "proportional":
+        return read_nested_rotary(config, head_dim, kind)
+    base = as_number(f"rope_theta of {config.model_type}", values.get("rope_theta"))
+    part, factor = (
+        as_number(f"{key} of {config.model_type}", values.get(key, 1.0)) for key in ("partial_rotary_factor", "factor")
+    )
+    return Rotary(base, scaling=ProportionalScaling(part, factor))
+
+
+def write_proportional(positions: Mapping[str, object]) -> WrittenKeys:
+    """Return the rotary positions of each kind of layers."""
+    keys: WrittenKeys = {}
+    for kind, position in positions.items():
+        scaling = getattr(position, "scaling", None)
+        if isinstance(position, Rotary) and isinstance(scaling, ProportionalScaling):
+            keys[kind] = {
+                "rope_type": "proportional",
+                "rope_theta": position.base,
+                "partial_rotary_factor": scaling.part,
+                "factor": scaling.factor,
+            }
+        else:
+            keys |= write_nested({kind: position})["rope_parameters"]
+    return keys
 
 
 def read_rotary_by_kind(

@@ -71,7 +71,7 @@ def test_all_keys_have_another_value():
 
 
 def test_a_gate_with_biases_is_refused_by_name():
-    message = r"^attention_bias of lfm3 is not supported with use_attention_gate$"
+    message = r"^attention_bias \(True\) of lfm3 is not supported, only False or None$"
     with pytest.raises(ValueError, match=message):
         families.find_decoder({"model_type": "lfm3", **DECODERS["lfm3"][1], "attention_bias": True})
 
