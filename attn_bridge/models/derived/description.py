@@ -113,7 +113,7 @@ class Description:
         scalings: the types of scaled positions that `transformers` takes, of heads that share the width of the model;
             () takes all.
         numbered: keys of tokens whose numbers must not be null in a file, which are written as 0.
-        prepare: name of a function of `prepared` that makes the usual keys of a file's; "" for none.
+        prepare: name of a function of `runs` that makes the usual keys of a file's; "" for none.
         even_heads: whether `transformers` has no model whose number of heads does not divide the width.
         renamed: key -> value in files -> the value that `transformers` reads it as.
         proof: versions, and the counts of comparisons; empty for data written by hand, which the tests prove.
@@ -164,7 +164,7 @@ class Description:
         return ALONE in self.kinds
 
     @functools.cached_property
-    def mixer(self) -> tuple[str, dict[str, str], dict[str, Any]]:
+    def mixer(self) -> tuple[str, dict[str, str], dict[str, object]]:
         """The kind of the recurrent layers, and their fields: field -> key, and field -> constant."""
         fields = {name.partition(".")[2]: one for name, one in self.fields.items() if name.startswith("mixer.")}
         kind = str(fields.pop("kind").value)

@@ -13,7 +13,8 @@ from ..layout import Layout
 from ..reading import multimodal
 from ..tables import table
 from .description import Description, loads
-from .reading import DerivedFamily, FamilyReader, layout_of
+from .layout import layout_of
+from .reading import DerivedFamily, FamilyReader
 
 _SHARED = {
     name: table(name)
@@ -35,7 +36,6 @@ _SHARED = {
     )
 }
 """Layouts that described families may use, and then are listed with."""
-
 
 FOLDER = "ATTN_BRIDGE_FAMILIES"
 """Environment variable: a folder of further families, as ``attn-bridge derive`` writes them."""

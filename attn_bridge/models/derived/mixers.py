@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ...printable import printable
 from ...specs.base import DERIVED
@@ -43,7 +42,7 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
 """Type of a field of our config -> how its key is read."""
 
 
-def read(config: ConfigFile, layer: int, kind: str, keys: Keys, constants: Mapping[str, Any]) -> Recurrent:
+def read(config: ConfigFile, layer: int, kind: str, keys: Keys, constants: Mapping[str, object]) -> Recurrent:
     """Return the config of a layer.
 
     Args:
@@ -55,12 +54,13 @@ def read(config: ConfigFile, layer: int, kind: str, keys: Keys, constants: Mappi
         constants: field -> value whatever the config.
     """
     made = _KINDS[kind]
+    make: Callable[..., Recurrent] = made
     derived = _DERIVED[kind](config, layer, keys) if kind in _DERIVED else {}
     types = {field.name: str(field.type) for field in dataclasses.fields(made)}
     values = {
         name: _READ[types[name]](config, key) for name, key in keys.items() if name in types and name not in derived
     }
-    return made(d_in=config.integer("hidden_size"), **values, **derived, **constants)  # type: ignore[arg-type]
+    return make(d_in=config.integer("hidden_size"), **values, **derived, **constants)
 
 
 def write(config: DecoderConfig, kind: str, keys: Keys) -> WrittenKeys:
@@ -74,14 +74,16 @@ def write(config: DecoderConfig, kind: str, keys: Keys) -> WrittenKeys:
     return {} if layer is None else write_layer(layer, keys)
 
 
-def write_layer(layer: Any, keys: Keys) -> WrittenKeys:
+def write_layer(layer: Recurrent, keys: Keys) -> WrittenKeys:
     """Return the keys that `read` reads, of a layer."""
     written = {key: getattr(layer, name) for name, key in keys.items() if name not in ("expand", "heads_of", "limits")}
-    if "expand" in keys and "width" not in keys:
+    if "expand" in keys and "width" not in keys and isinstance(layer, MambaConfig | Mamba2Config):
         if layer.width % layer.d_in:
             raise ValueError(f"width of all heads ({layer.width}) must be a multiple of d_in ({layer.d_in}) there")
         written[keys["expand"]] = layer.width // layer.d_in
-    if isinstance(layer, Mamba2Config) and "limits" not in keys and layer.max_step is not None:
+    if not isinstance(layer, Mamba2Config):
+        return written
+    if "limits" not in keys and layer.max_step is not None:
         raise ValueError(f"max_step ({layer.max_step}) must be None there")
     if "limits" in keys and (layer.min_step != 0 or layer.max_step is not None):
         most = {"__float__": "Infinity"} if layer.max_step is None else layer.max_step

@@ -37,12 +37,9 @@ from ..reading.rotary import (
     read_rotary_by_kind,
 )
 from ..rows.attention import OPENAI, Table, interleaved_rotary
-from ..rows.common import TIE
-from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, QUANTISED, TOGETHER, TOWERS, decoder
 from ..tables.layers import attention_of_layer
-from . import experts, latent, mixers, prepared, runs
-from .buffers import rows_of_buffers
-from .description import ALONE, Description, KeySource, dumps
+from . import experts, latent, mixers, runs
+from .description import ALONE, Description, dumps
 from .writing import (
     ACTIVATED,
     CHUNKED,
@@ -56,13 +53,6 @@ from .writing import (
     UNROTATED,
     FamilyWriter,
 )
-
-SETTINGS = {
-    "num_heads": ("num_attention_heads",),
-    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "num_attention_heads"),
-    **{key: (key,) for key in ("kv_lora_rank", "qk_nope_head_dim")},
-}
-"""Settings that sizes in rows may be named after -> keys of a config.json that hold them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +99,7 @@ class FamilyReader:
             write=self.write,
             architecture=description.architecture,
             attends=self.attends if description.is_mixed else None,
-            prepare=prepared.PREPARE[description.prepare] if description.prepare else None,
+            prepare=runs.PREPARE[description.prepare] if description.prepare else None,
             layout=self.layout,
             description=description,
         )
@@ -128,8 +118,10 @@ class FamilyReader:
             return self._latent(config, layer, kind)
         is_llama4, turns = self._rule == CHUNKED, self._turns(config, layer)
         # Llama 4 normalises where it rotates, and tempers elsewhere.
-        qk_norm = self._switched(config, "qk_norm") if turns or not is_llama4 else {}
-        temperature = {} if turns and is_llama4 else self._switched(config, "temperature")
+        has_norm = (turns or not is_llama4) and self._is_on(config, "qk_norm")
+        has_temperature = not (turns and is_llama4) and self._is_on(config, "temperature")
+        qk_norm = self.part(config, "qk_norm") if has_norm else {}
+        temperature = self.part(config, "temperature") if has_temperature else {}
         width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         fields, options = self.description.fields, self.part(config, "attention")
         scaled, by_layer = options.pop("scaled", True), options.pop("scaled_by_layer", False)
@@ -160,7 +152,7 @@ class FamilyReader:
         return self._layer(config, layer, spec)
 
     def _mask(self, config: ConfigFile, layer: int, kind: str) -> Mask:
-        """Return the mask of a layer, of its kind, unless that says whether the layer is recurrent."""
+        """Return the mask of a layer: of its kind, or by the width of the window where kinds are about recurrence."""
         if self._rule == CHUNKED:
             size = config.integer("attention_chunk_size")  # which transformers needs even if no layer has chunks
             return chunked(size) if kind == self.description.kinds[True] else causal()
@@ -168,12 +160,10 @@ class FamilyReader:
             return mask_of(config, layer, kind)
         return mask_of(config, layer, KINDS[config.integer_or_none("sliding_window") is not None])
 
-    def _switched(self, config: ConfigFile, part: str) -> dict[str, Any]:
-        """Return the values of a part that a key may switch off; none where it does."""
+    def _is_on(self, config: ConfigFile, part: str) -> bool:
+        """Return whether a key, if the family has one, leaves a part switched on."""
         switch = f"{part}.switch"
-        if switch in self.description.fields and not self.value(config, switch):
-            return {}
-        return {name: value for name, value in self.part(config, part).items() if name != "switch"}
+        return switch not in self.description.fields or bool(self.value(config, switch))
 
     @property
     def _rule(self) -> str:
@@ -361,12 +351,12 @@ class FamilyReader:
         return kind
 
     def part(self, config: ConfigFile, part: str) -> dict[str, Any]:
-        """Return field -> value of a part of our configs, such as ``attention``."""
+        """Return field -> value of a part of our configs, such as ``attention``, without the key that switches it."""
         start = f"{part}."
         return {
             field.removeprefix(start): self.value(config, field)
             for field in self.description.fields
-            if field.startswith(start)
+            if field.startswith(start) and field != f"{start}switch"
         }
 
     def value(self, config: ConfigFile, field: str) -> Any:
@@ -485,57 +475,3 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
 def _shared_width(config: ConfigFile) -> int:
     """Return the width of a head where the heads share that of the model."""
     return config.integer("hidden_size") // config.integer("num_attention_heads")
-
-
-_TIED = KeySource(key="tie_word_embeddings")
-
-
-def layout_of(description: Description) -> Layout:
-    """Return the table of a described family's tensors; its rows hold them all where its prefixes are its own."""
-    title = f"transformers {description.architecture.removesuffix('ForCausalLM')}"
-    rows = (*description.rows, *rows_of_buffers(description.rows), *FURTHER_ROWS)
-    used = {size for row in description.rows for size in (*row.sizes.values(), *row.split, *row.shares)}
-    aliases = description.aliases
-    # A file's own name of a key goes before the usual one, which the defaults have.
-    settings = {
-        name: tuple(
-            other
-            for usual in keys
-            for key in (description.keys.get(usual, usual),)
-            for other in (*aliases.get(key, ()), key)
-        )
-        for name, keys in SETTINGS.items()
-        if name in used
-    }
-    defaults: dict[str, int] = {}
-    if {APART, TOGETHER} <= {row.branch for row in description.rows}:
-        settings, defaults = {**settings, **FUSED}, {"fused": 0}
-    of_experts = [row.theirs for row in description.rows if row.ours and ".experts." in row.ours[0]]
-    # A file of a family whose experts have other names has these marks in none of its tensors.
-    marks = (".experts.",) if of_experts and all(".experts." in name for name in of_experts) else ()
-    # Without a key the head is never tied, whatever a config holds.
-    tie = TIE if description.fields.get("model.tie", _TIED).key else {}
-    if not description.prefixes:
-        return decoder(
-            description.layout,
-            title,
-            rows,
-            model_types=(multimodal.decoder_type(description.model_type),),
-            settings=settings,
-            defaults=defaults,
-            marks=marks,
-            parts=(FURTHER_LAYER,),
-        )
-    return Layout(
-        description.layout,
-        title,
-        rows,
-        prefixes=description.prefixes,
-        settings={**tie, **settings},
-        defaults={"tie": 0, **defaults},
-        whole=True,
-        marks=marks,
-        refused=QUANTISED,
-        model_types=(multimodal.decoder_type(description.model_type),),
-        parts=(*TOWERS, FURTHER_LAYER),
-    )

@@ -113,7 +113,7 @@ class FamilyWriter:
         for field, key in (("head_dim", "head_dim"), ("num_kv_heads", "num_key_value_heads")):
             if f"attention.{field}" not in self.description.fields and latent.LATENT_DIM not in self.description.fields:
                 written.pop(key, None)
-        given = {part for part, values in parts.items() if values is not None}
+        filled = {part for part, values in parts.items() if values is not None}
         for field, source in self.description.fields.items():
             part, _, name = field.partition(".")
             value = getattr(parts.get(part), name, None)
@@ -128,7 +128,7 @@ class FamilyWriter:
                 written[source.key] = self._activation_name(source.key, value)
             elif source.per and value is not None:
                 written[source.key] = source.product(value, written[source.per] ** source.per_power)
-            elif source.key not in ("", "hidden_size") and (value is not None or (name in OPTIONAL and part in given)):
+            elif source.key not in ("", "hidden_size") and (value is not None or (name in OPTIONAL and part in filled)):
                 written[source.key] = self._whole(source.key, _written(name, value, source))
         if isinstance(attention, GroupedQueryAttentionConfig) and "window" in self.description.parts:
             written |= self._write_widths(attention)
@@ -275,7 +275,7 @@ class FamilyWriter:
             raise ValueError(f"scaling ({scaling['rope_type']}, heads of {width}) can't be said there")
 
 
-def _first(config: DecoderConfig, name: str) -> Any:
+def _first(config: DecoderConfig, name: str) -> object:
     """Return a part of the first attention that has it; None where none has."""
     parts = (getattr(block.attention, name, None) for block in config.blocks)
     return next((part for part in parts if part is not None), None)

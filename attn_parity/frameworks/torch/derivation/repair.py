@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from attn_bridge.models.derived import known
 from attn_bridge.models.derived.description import Description, KeySource
-from attn_bridge.models.derived.reading import FamilyReader, layout_of
+from attn_bridge.models.derived.layout import layout_of
+from attn_bridge.models.derived.reading import FamilyReader
 from attn_bridge.models.layout import Layout
 
 from . import experts as mixtures

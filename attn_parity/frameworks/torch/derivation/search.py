@@ -12,7 +12,8 @@ import torch
 
 from attn_bridge.models.derived import runs
 from attn_bridge.models.derived.description import Description, KeySource
-from attn_bridge.models.derived.reading import FamilyReader, layout_of
+from attn_bridge.models.derived.layout import layout_of
+from attn_bridge.models.derived.reading import FamilyReader
 from attn_bridge.models.reading import multimodal
 from attn_bridge.weights.rows import Row
 
