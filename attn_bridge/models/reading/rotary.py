@@ -316,8 +316,6 @@ def make_rotary(
     if kind not in _SCALINGS:
         raise ValueError(f"rope_type ({printable(kind)}) of {config.model_type} must be one of {', '.join(_SCALINGS)}")
     dim = None if part is None else int(head_dim * _number(config, "partial_rotary_factor", part))
-    if dim == 1 and kind != "yarn":  # whose frequencies are half as many as channels, none
-        dim = 2  # as transformers has it: one frequency turns two channels
     if dim is not None and (dim < 1 or dim % 2 or dim > head_dim):
         raise ValueError(
             f"partial_rotary_factor ({part}) of {config.model_type} turns {dim} of the {head_dim} channels of a head, "

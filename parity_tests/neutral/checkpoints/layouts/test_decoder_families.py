@@ -182,12 +182,9 @@ REFUSED = {
         {"partial_rotary_factor": 0.2},
         "partial_rotary_factor (0.2) of qwen3_next turns 3 of the 16 channels of a head, which must be an even number",
     ),
-    "YaRN of a single channel": (
+    "a single channel of a head": (
         "qwen3_next",
-        {
-            "partial_rotary_factor": 0.1,
-            "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8},
-        },
+        {"partial_rotary_factor": 0.1},
         "partial_rotary_factor (0.1) of qwen3_next turns 1 of the 16 channels of a head, which must be an even number",
     ),
     "factor": ("granite", {"logits_scaling": 0.0}, "logits_scaling (0.0) of granite must be positive"),
