@@ -32,7 +32,7 @@ _SHARED = {
         ),
         *("hf-bamba", "hf-granitemoehybrid", "hf-jamba", "hf-lfm2", "hf-lfm2-moe"),
         *("hf-kimi-linear", "hf-minimax", "hf-llama4", "hf-nemotron-h"),
-        *("hf-mimo-v2-flash", "hf-lfm3", "hf-modernbert-decoder"),
+        *("hf-mimo-v2-flash", "hf-lfm3", "hf-modernbert-decoder", "hf-diffllama"),
     )
 }
 """Layouts that described families may use, and then are listed with."""

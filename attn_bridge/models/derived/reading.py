@@ -13,6 +13,7 @@ from ...masks import Mask, causal, chunked
 from ...specs.blocks.feed_forward import FeedForwardConfig
 from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig, Recurrent
+from ...specs.differential_attention import DifferentialAttentionConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
 from ...specs.layer_norm import LayerNormConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
@@ -51,6 +52,7 @@ from .writing import (
     ROTARY,
     SCALING,
     UNROTATED,
+    Attention,
     FamilyWriter,
 )
 
@@ -140,11 +142,16 @@ class FamilyReader:
         head_dim = options.get("head_dim") or _shared_width(config)
         if not scaled or by_layer:
             options["scale"] = (head_dim**-0.5 if scaled else 1.0) / (layer + 1 if by_layer else 1)
+        position = self._position(config, kind, head_dim) if turns else None
+        if "differential" in self.description.parts:
+            start = DifferentialAttentionConfig.lambda_of_layer(layer)
+            options |= {**self.part(config, "differential"), "lambda_init": start, "position": position}
+            return self._layer(config, layer, DifferentialAttentionConfig(width, heads, **options))
         spec = GroupedQueryAttentionConfig(
             width,
             heads,
             **{"dropout": config.number_or_none("attention_dropout") or 0.0, **options},
-            position=self._position(config, kind, head_dim) if turns else None,
+            position=position,
             qk_norm=QKNorm(**qk_norm) if qk_norm else None,
             temperature=Temperature(**temperature) if temperature else None,
             mask=self._mask(config, layer, kind),
@@ -180,9 +187,7 @@ class FamilyReader:
         """Return whether a layer has attention or is recurrent; other layers of Nemotron-H are feed-forward alone."""
         return self.kind(config, layer) != ALONE
 
-    def _layer(
-        self, config: ConfigFile, layer: int, spec: GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig
-    ) -> AttentionLayer:
+    def _layer(self, config: ConfigFile, layer: int, spec: Attention) -> AttentionLayer:
         """Return a layer, whose sizes are those of its attention: what files call them differs between families."""
         numbers = {"num_heads": spec.num_heads}
         if isinstance(spec, MultiHeadLatentAttentionConfig):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...masks import causal
 from ...specs.blocks.feed_forward import Activation
 from ...specs.decoder_model import DecoderConfig, Recurrent
+from ...specs.differential_attention import DifferentialAttentionConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ..reading import multimodal
@@ -18,6 +19,9 @@ from ..reading.model_config import nested
 from ..reading.rotary import write_nested, write_proportional, write_rotary, write_rotary_by_kind
 from . import experts, latent, mixers, runs
 from .description import ALONE, Description, KeySource
+
+Attention: TypeAlias = GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig | DifferentialAttentionConfig
+"""Attention of a described family that is not recurrent."""
 
 FROM_WINDOW = ("window or types", "types or window")
 LATE, UNROTATED, CHUNKED = "types or late window", "types or unrotated window", "rotated chunk"
@@ -62,6 +66,7 @@ class FamilyWriter:
         qk_norm, temperature, position = (_first(config, name) for name in ("qk_norm", "temperature", "position"))
         parts = {
             "attention": attention,
+            "differential": attention,
             "qk_norm": qk_norm,
             "temperature": temperature,
             "position": position,
@@ -229,15 +234,16 @@ class FamilyWriter:
         names = (theirs for theirs, usual in own.items() if ACTIVATIONS.get(usual) == activation)
         return next(names, NAMES[activation])
 
-    def _write_attention(
-        self, config: DecoderConfig
-    ) -> tuple[GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig | None, dict[str, object], int]:
+    def _write_attention(self, config: DecoderConfig) -> tuple[Attention | None, dict[str, object], int]:
         """Return the attention, the keys of its heads, and the width that rotary positions may turn a part of."""
         if all(block.attention is None or isinstance(block.attention, Recurrent) for block in config.blocks):
             return None, {}, 0
         if latent.LATENT_DIM in self.description.fields:
             of_latent = attention_of(config, MultiHeadLatentAttentionConfig)
             return of_latent, latent.write_heads(of_latent), of_latent.rope_dim
+        if "differential" in self.description.parts:
+            different = attention_of(config, DifferentialAttentionConfig)
+            return different, write_heads(different), different.head_dim or 0
         attention = attention_of(config, GroupedQueryAttentionConfig)
         return attention, write_heads(attention), attention.head_dim or 0
 

@@ -104,11 +104,6 @@ def write_rms_norm(config: DecoderConfig) -> WrittenKeys:
     return {"rms_norm_eps": config.blocks[0].norm.eps}
 
 
-def read_mistral_block(config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
-    """Return a block with norms before attention and gated feed-forward layers without biases (Mistral)."""
-    return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config))
-
-
 def read_llama_model(config: ConfigFile) -> dict[str, object]:
     """Return the rest of a model as Llama has it: a final norm, and a head that may be tied."""
     return {"norm": read_rms_norm(config), "tie": config.flag("tie_word_embeddings")}
