@@ -45,7 +45,7 @@ KINDS = (
 GENERATING = ("gemma2", "qwen3-next", "bamba")
 """Decoders whose tokens are held to those of `transformers`, which they draw with a cache."""
 CACHED = [name for name in KINDS if name not in GENERATING]
-PARTS_OF_OTHERS = ("llama-3.2", "gemma2", "phi3-long", "mamba2", "falcon-h1", "gemma4")
+PARTS_OF_OTHERS = ("llama-3.2", "gemma2", "phi3-long", "mamba2")
 """Of `KINDS`, those without a layer that no other has: what their gradients go through, those of the others do."""
 
 pytestmark = pytest.mark.usefixtures("x64")
