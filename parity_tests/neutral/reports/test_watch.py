@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -15,13 +17,43 @@ from attn_parity import factories, watch
 from attn_parity.watch import Watchdog
 
 
+class Looking(Watchdog):
+    """Counts its looks."""
+
+    looks = 0
+
+    def _late(self):
+        late = super()._late()
+        self.looks += 1
+        return late
+
+
 def watched(seconds: float, work, names=None, **sources: Path) -> list[str]:
-    """Return what a watchdog says while some work is done."""
+    """Return what a watchdog says while some work is done: no time passes but where the work sleeps."""
     said: list[str] = []
-    dog = Watchdog(seconds, sources)
+    dog = Looking(seconds, sources)
     dog.names |= names or {}
     dog.end = said.append
-    with dog:
+    now, wait = [0.0], time.sleep
+
+    def be_looked_at():
+        enough = dog.looks + 2  # the first may have begun before
+        while dog.looks < enough and dog._watch.is_alive():
+            wait(0.001)
+
+    def sleep(duration):
+        be_looked_at()
+        now[0] += duration
+        be_looked_at()
+
+    for one in (be_looked_at, sleep):  # a sleep is no code of anybody, as time's is not
+        one.__code__ = one.__code__.replace(co_filename="<sleep>")
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
+    with (
+        mock.patch.multiple(watch, time=clock, TICK=0.001),
+        mock.patch.object(time, "sleep", sleep),
+        dog,
+    ):
         work()
     return said
 
