@@ -17,6 +17,8 @@ def printable(text: object, most: int = 120) -> str:
     except ValueError:  # Python converts no integers of more than 4300 digits
         characters = "a number of thousands of digits"
     characters = characters if len(characters) <= most else f"{characters[:most]}... ({len(characters)} characters)"
+    if characters.isprintable():  # as nearly all are: one character at a time takes ten times as long
+        return characters
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in characters)
 
 

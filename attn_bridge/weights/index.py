@@ -47,19 +47,23 @@ class _Node:
             node = node.following[token]
         (node.whole if is_whole else node.begun).append(number)
 
-    def find(self, tokens: Sequence[str]) -> Iterable[int]:
-        """Yield the numbers of the templates that a name of these tokens may fall under."""
+    def find(self, tokens: Sequence[str]) -> list[int]:
+        """Return the numbers of the templates that a name of these tokens may fall under, unordered."""
+        found: list[int] = []
         nodes = [self]
         for token in tokens:
-            for node in nodes:
-                yield from node.begun
             keys = (token, NUMBER) if _is_number(token) else (token,)
-            nodes = [node.following[key] for node in nodes for key in keys if key in node.following]
-            if not nodes:
-                return
+            following = []
+            for node in nodes:
+                found += node.begun
+                following += [node.following[key] for key in keys if key in node.following]
+            if not following:
+                return found
+            nodes = following
         for node in nodes:
-            yield from node.begun
-            yield from node.whole
+            found += node.begun
+            found += node.whole
+        return found
 
 
 class Index(Generic[Thing]):
@@ -95,9 +99,19 @@ class Index(Generic[Thing]):
 
     def find(self, name: str) -> list[Thing]:
         """Return the things that may cover a name, in the given order."""
-        tokens = _TOKEN.findall(name)
+        tokens, reverse = _tokens_of(name)
         things, forward, backward = self._trees
-        return [things[n] for n in sorted({*forward.find(tokens), *backward.find(tokens[::-1])})]
+        numbers = forward.find(tokens)
+        if backward.following or backward.begun:
+            numbers += backward.find(reverse)
+        return [things[n] for n in sorted({*numbers})]
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _tokens_of(name: str) -> tuple[list[str], list[str]]:
+    """Return the tokens of a name, and their reverse: a name is looked up in the index of every layout."""
+    tokens = _TOKEN.findall(name)
+    return tokens, tokens[::-1]
 
 
 def kinds_of(names: tuple[str, ...]) -> tuple[str, ...]:

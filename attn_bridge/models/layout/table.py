@@ -38,11 +38,12 @@ MAX_SIZE = (1 << 31) - 1
 Settings = Mapping[str, Any]
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@functools.lru_cache(maxsize=1 << 16)
 def _rows(index: Index[Row], name: str) -> tuple[Row, ...]:
     """Return the rows that may cover a name.
 
-    Detection asks every layout; a process that converts several checkpoints asks about the same names again.
+    Detection asks every layout about a hundred names; a process that converts several checkpoints asks about the same
+    names again. 12 MB when it is full.
     """
     return tuple(index.find(name))
 

@@ -260,8 +260,8 @@ def assert_same_in_transformers(config, layout, tmp_path):
         given = {"input_ids": ids} if kind is torch_attn.DecoderModel else with_source(config, ids, generator)
         wanted, found = model(*given.values()), theirs(**given, use_cache=False).logits
     assert (found - wanted).abs().max() <= 1e-10 * wanted.abs().max()
-    again = kind.from_pretrained(folder)
-    assert all(np.array_equal(one, get_weights(model)[name]) for name, one in get_weights(again).items())
+    again, weights = get_weights(kind.from_pretrained(folder)), get_weights(model)
+    assert all(np.array_equal(one, weights[name]) for name, one in again.items())
     return json.loads((folder / "config.json").read_text())["model_type"]
 
 

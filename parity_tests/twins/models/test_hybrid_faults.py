@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -333,17 +334,23 @@ FAULTS: dict[str, dict[str, Fault]] = {
 OF_WEIGHTS = {changed.__name__, swapped.__name__}
 
 
+@functools.lru_cache(maxsize=1)
+def loaded(name: str) -> Any:
+    """Return the decoder as it is read."""
+    return torch_attn.DecoderModel.from_pretrained(run(name, "left").folder)
+
+
 @torch.no_grad()
 def relative_error(name: str, fault: Fault | None = None) -> float:
     oracle = run(name, "left")
-    right = torch_attn.DecoderModel.from_pretrained(oracle.folder)
-    config, state = right.config, right.state_dict()
+    config, right = loaded(name).config, loaded(name).state_dict()
+    state = right
     if fault is not None and fault.__qualname__.partition(".")[0] in OF_WEIGHTS:
-        state = fault(state)
-        assert any(not torch.equal(one, right.state_dict()[key]) for key, one in state.items())
+        state = fault(right)
+        assert any(not torch.equal(one, right[key]) for key, one in state.items())
     elif fault is not None:
         config = fault(config)
-        assert config != right.config
+        assert config != loaded(name).config
     model = torch_attn.DecoderModel(config, dtype=torch.float64).eval()
     model.load_state_dict(state)
     given = {"attention_mask": torch.tensor(oracle.mask), "positions": torch.tensor(oracle.positions)}
