@@ -49,21 +49,21 @@ class _Node:
 
     def find(self, tokens: Sequence[str]) -> list[int]:
         """Return the numbers of the templates that a name of these tokens may fall under, unordered."""
-        found: list[int] = []
+        numbers: list[int] = []
         nodes = [self]
         for token in tokens:
             keys = (token, NUMBER) if _is_number(token) else (token,)
             following = []
             for node in nodes:
-                found += node.begun
+                numbers += node.begun
                 following += [node.following[key] for key in keys if key in node.following]
             if not following:
-                return found
+                return numbers
             nodes = following
         for node in nodes:
-            found += node.begun
-            found += node.whole
-        return found
+            numbers += node.begun
+            numbers += node.whole
+        return numbers
 
 
 class Index(Generic[Thing]):
