@@ -8,6 +8,10 @@ import secrets
 import shutil
 import stat
 from pathlib import Path
+from typing import Any, TypeAlias
+
+JsonObject: TypeAlias = dict[str, Any]
+"""An object of a JSON document: only its reader knows the types of its values."""
 
 _pipes: dict[tuple[int, int], int] = {}
 """Device and inode of a pipe -> its descriptor, opened before the work."""

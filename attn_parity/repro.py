@@ -14,7 +14,7 @@ from typing import Any
 from attn_bridge import backends
 from attn_bridge import whole_folders as folders
 from attn_bridge.weights import Rule, Rules
-from attn_bridge.whole_files import read_text
+from attn_bridge.whole_files import JsonObject, read_text
 
 from .factories import Factory, holds_tree, labels, load
 from .results.findings import SCHEMA, PairedParameter
@@ -153,7 +153,7 @@ class Bundle:
 
         return command_line("compare", *(f"{label}_side.py:make" for label in self.halves), options=options)
 
-    def _record(self, report: Report, again: str) -> dict[str, Any]:
+    def _record(self, report: Report, again: str) -> JsonObject:
         data = report.to_json()
         names = ("verdict", "message", "first_divergence", "seeds", "samples", "environment", "notes", "pairing")
         return {
@@ -214,7 +214,7 @@ def _is_leaf(value: object) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
-def _record(folder: Path) -> dict[str, Any]:
+def _record(folder: Path) -> JsonObject:
     try:
         data = json.loads((folder / "repro.json").read_text(encoding="utf-8"))
         return {"factories": {str(side): str(name) for side, name in data["factories"].items()}}

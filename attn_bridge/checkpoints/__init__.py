@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ..whole_files import JsonObject
 from .options import ConvertKeywords, ConvertOptions, PathLike, ShareKeywords, is_path, options_of
 from .readers import Checkpoint, Inspection
 
@@ -144,7 +145,7 @@ def tasks(
     target: PathLike,
     options: ConvertOptions | None = None,
     **keywords: Unpack[ConvertKeywords],
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return the tasks of the workers that `convert` would run with the same arguments, from headers alone.
 
     Args:

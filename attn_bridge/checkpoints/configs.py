@@ -23,6 +23,7 @@ from ..printable import printable
 from ..specs import as_json
 from ..specs.model import ModelConfig, Shape
 from ..weights import WeightsMismatchError
+from ..whole_files import JsonObject
 from . import containers, manifest, quantised
 from .containers.base import CheckpointError, Reader, TensorInfo
 from .containers.remote import is_there
@@ -307,7 +308,7 @@ class OwnModel:
     """
 
     read: Callable[[Mapping[str, Any]], Any]
-    write: Callable[[Any, Layout], dict[str, Any] | None]
+    write: Callable[[Any, Layout], JsonObject | None]
 
 
 def _read_whole(kind: type[Whole], document: Mapping[str, object]) -> Whole:
@@ -482,7 +483,7 @@ _SIZES = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_hea
 
 def finished(
     config: dict[str, object], source: Mapping[str, object], *, tied: bool, infos: Iterable[TensorInfo]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return a rewritten config completed from the weights: tied embeddings, and the dtype if no key names it.
 
     Args:

@@ -7,11 +7,12 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import blake3
 
 from ..printable import printable
+from ..whole_files import JsonObject
 from .containers.base import CheckpointError, Reader
 from .containers.remote import is_remote, is_there
 from .containers.sources import inside, read_file
@@ -61,9 +62,9 @@ class Manifest:
 
     layout: str
     dtype: str
-    source: dict[str, Any]
-    tensors: dict[str, dict[str, Any]]
-    restore: dict[str, Any]
+    source: JsonObject
+    tensors: dict[str, JsonObject]
+    restore: JsonObject
     kept: Reader | None = None
     kept_digests: dict[str, str] = dataclasses.field(default_factory=dict)
     sizes: dict[str, object] = dataclasses.field(default_factory=dict)
@@ -80,9 +81,9 @@ def places(target: Path, is_folder: bool) -> tuple[Path, Path]:
 def text(
     layout: str,
     dtype: str,
-    source: dict[str, Any],
-    tensors: dict[str, dict[str, Any]],
-    restore: dict[str, Any],
+    source: JsonObject,
+    tensors: dict[str, JsonObject],
+    restore: JsonObject,
     kept_digests: dict[str, str],
     sizes: dict[str, object],
     config: str,
@@ -154,7 +155,7 @@ def _config_in(path: Path, size: int, changed: int) -> str:
     return config if isinstance(config, str) else ""
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> JsonObject:
     """Return the JSON object of a manifest's file.
 
     Raises:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..printable import printable
 from ..weights import Region, everything
+from ..whole_files import JsonObject
 from .containers.base import Array, CheckpointError, Reader, TensorInfo, rows_as_region
 
 
@@ -34,7 +35,7 @@ class Checkpoint(Mapping[str, np.ndarray]):
     def __init__(self, reader: Reader):
         self._reader = reader
         self.tensors: dict[str, TensorInfo] = reader.tensors
-        self.metadata: dict[str, Any] = reader.metadata
+        self.metadata: JsonObject = reader.metadata
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._reader.read(name).copy()  # the bytes of a file can't be written to
@@ -82,7 +83,7 @@ class Inspection:
     layout: str
     why: str
     tensors: dict[str, TensorInfo]
-    metadata: dict[str, Any]
+    metadata: JsonObject
     has_manifest: bool
     notes: tuple[str, ...] = ()
 
@@ -108,7 +109,7 @@ class Wrapped(Reader):
         self._config: Mapping[str, object] | None = None
         self.unread = reader.unread
         self.path: Path = reader.path
-        self.metadata: dict[str, Any] = reader.metadata
+        self.metadata: JsonObject = reader.metadata
         self.notes = reader.notes
         self.chosen = reader.chosen
 
@@ -222,7 +223,7 @@ class MemoryReader(Reader):
     def __init__(self, tensors: Mapping[str, TensorInfo]):
         self.path = Path("<memory>")
         self.tensors = dict(tensors)
-        self.metadata: dict[str, Any] = {}
+        self.metadata: JsonObject = {}
 
     def files(self) -> list[Path]:
         """Return no file."""

@@ -11,12 +11,12 @@ import dataclasses
 import fnmatch
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from ..models import layouts
 from ..models.parts import OmittedPart
 from ..models.unknown_names.beginnings import MODULE, WRAPPERS
 from ..printable import printable
+from ..whole_files import JsonObject
 from . import quantised
 from .containers.base import CheckpointError, Reader, TensorInfo
 from .manifest import Manifest
@@ -209,7 +209,7 @@ class Selection:
         fronts = [front for front in fronts if self.prefix.startswith(front) and (not front or front.endswith("."))]
         return max(fronts, key=len) + name if fronts else ""
 
-    def in_manifest(self) -> dict[str, Any]:
+    def in_manifest(self) -> JsonObject:
         """Return the manifest's keys ``stripped``, ``unwrapped``, ``dropped`` (pattern -> names) and ``left_out``.
 
         The last has reason -> names.

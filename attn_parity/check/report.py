@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import rich.box
 import rich.table
 
 from attn_bridge.specs import VARIANTS
+from attn_bridge.whole_files import JsonObject
 
 from ..results.findings import TensorVerdict
 from ..sides.arrays import LOW_PRECISIONS
@@ -138,7 +138,7 @@ class CheckReport:
             table.add_row(variant, str(cases), _largest(cells, "float64", _relative, "{:.1e}"), *shares, verdict)
         return table
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the report as JSON-ready data; infinite shares are given as null."""
         return {
             "schema": 2,

@@ -6,7 +6,9 @@ import dataclasses
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from attn_bridge.whole_files import JsonObject
 
 LawStatus = Literal["holds", "broken", "not tried"]
 
@@ -166,7 +168,7 @@ class LawsReport:
         advice = "keep an original that means it; a port must break it alike, which compare shows"
         return [f"{law.name} can be broken on purpose ({law.purpose}): {advice}" for law in self.broken if law.purpose]
 
-    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
+    def to_json(self, path: str | Path | None = None) -> JsonObject:
         """Return the report as JSON-ready data, and write it to `path` if one is given; infinities become null.
 
         Raises:

@@ -7,11 +7,12 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attn_bridge import whole_files as files
+from attn_bridge.whole_files import JsonObject
 
 from ..results.findings import SCHEMA, Divergence, ModuleNode, PairedParameter, TensorVerdict, Worst
 
@@ -33,7 +34,7 @@ FORMER: dict[type, tuple[str, ...]] = {
 
 def as_json(
     report: Report | TrainingReport | LawsReport | Diagnosis, path: str | Path | None = None, schema: int = SCHEMA
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the report as JSON-ready data: every field but the pictures; non-finite numbers become null.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_bridge.whole_files import read_text
+from attn_bridge.whole_files import JsonObject, read_text
 
 from .findings import SEVERITY, between_words
 
@@ -84,7 +84,7 @@ class Changes:
         return "\n".join(self.lines())
 
 
-def read(path: str | Path) -> dict[str, Any]:
+def read(path: str | Path) -> JsonObject:
     """Return a report that was written as JSON.
 
     Raises:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from attn_bridge.whole_files import JsonObject
 
 from .changes import Changes, Data, changes, read
 from .findings import (
@@ -182,7 +184,7 @@ class Report:
             baseline = read(baseline)
         return changes(baseline, self.to_json())
 
-    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
+    def to_json(self, path: str | Path | None = None) -> JsonObject:
         """Return the report as JSON-ready data, and write it to `path` if one is given; infinities become null."""
         from ..rendering.json import as_json
 

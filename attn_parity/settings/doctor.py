@@ -6,12 +6,13 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import rich.box
 import rich.table
 
 from attn_bridge import backends
+from attn_bridge.whole_files import JsonObject
 
 from ..sides.subject import load_adapter
 from . import precision
@@ -104,7 +105,7 @@ class Diagnosis:
             lines.append(f"{library} attention: {_list_implementations(self.implementations[library])}")
         return [*lines, *self.missing.values(), *self.remarks, *self.unsafe, self.summary()]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the diagnosis as JSON-ready data; an infinite error is given as null."""
         from ..rendering.json import as_json
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from attn_bridge.whole_files import JsonObject
 
 from ..results.findings import PairedParameter, TensorVerdict, Verdict
 from ..results.report import ParityError
@@ -128,7 +129,7 @@ class TrainingReport:
     def __str__(self) -> str:
         return self.explain()
 
-    def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
+    def to_json(self, path: str | Path | None = None) -> JsonObject:
         """Return the report as JSON-ready data, and write it to `path` if one is given; infinities become null."""
         from ..rendering.json import as_json
 

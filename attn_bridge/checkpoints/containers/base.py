@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from ...printable import printable
+from ...whole_files import JsonObject
 
 Array = np.ndarray
 
@@ -115,7 +116,7 @@ class Reader(abc.ABC):
     chosen: Mapping[str, int | str] = MappingProxyType({})
     path: Path
     tensors: dict[str, TensorInfo]
-    metadata: dict[str, Any]
+    metadata: JsonObject
 
     @property
     def config(self) -> Mapping[str, Any] | None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...printable import printable
+from ...whole_files import JsonObject
 from .base import MAX_AXES, MAX_HEADER, MAX_TENSORS, Array, CheckpointError, DiskFullError, TensorInfo, numpy_dtype
 from .links import READING, LinkError, open_below
 
@@ -139,7 +140,7 @@ def check_range(path: object, info: TensorInfo, start: int, stop: int) -> None:
 def parse_json(data: bytes | memoryview, path: object, what: str) -> Any:
     """Parse JSON as its standard has it: UTF-8, no NaN, and no key twice in an object."""
 
-    def pairs(fields: list[tuple[str, object]]) -> dict[str, Any]:
+    def pairs(fields: list[tuple[str, object]]) -> JsonObject:
         mapping = dict(fields)
         if len(mapping) < len(fields):
             twice = next(key for key, times in collections.Counter(key for key, _ in fields).items() if times > 1)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...printable import printable
+from ...whole_files import JsonObject
 from .base import MAX_HEADER, TensorInfo, numpy_dtype
 from .files import (
     DTYPES,
@@ -151,7 +152,7 @@ class NpzReader(OrderedReader[StridedTensor]):
         if wrong:
             raise bad(path, f"{EXTRA} in it names arrays that are not there: {', '.join(wrong[:9])}")
 
-    def _read_extra(self, member: Member | None) -> dict[str, Any]:
+    def _read_extra(self, member: Member | None) -> JsonObject:
         if member is None:
             return {}
         if member.size > MAX_HEADER:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...printable import printable
+from ...whole_files import JsonObject
 from .base import MAX_HEADER, Extent, Reader, TensorInfo
 from .files import bad, check_count, check_infos, check_name, check_shape, parse_json
 from .placed import PlacedWriter
@@ -262,7 +263,7 @@ class SafetensorsWriter(PlacedWriter):
                 infos = sorted(infos, key=lambda info: -info.itemsize)
                 break
             end += info.nbytes
-        header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+        header: JsonObject = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
         end = 0
         for info in infos:
             if info.name == "__metadata__":

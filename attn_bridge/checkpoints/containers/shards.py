@@ -6,9 +6,9 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from ...printable import printable
+from ...whole_files import JsonObject
 from .base import MAX_HEADER, Reader, TensorInfo
 from .files import bad, check_count, listed, parse_json
 from .remote import open_all
@@ -44,8 +44,8 @@ class ShardedReader(Reader):
             listing = listed([printable(name) for name in left_out], SHOWN)
             self.notes = (f"left out, as the folder's other files are the same model: {listing}",)
         self._index = index
-        weight_map: dict[str, Any] | None = None
-        own: dict[str, Any] = {}
+        weight_map: JsonObject | None = None
+        own: JsonObject = {}
         if index is not None:
             weight_map, own = self._read_index(folder, index)
             kinds = {type(name) for name in weight_map.values()}
@@ -80,7 +80,7 @@ class ShardedReader(Reader):
             self.metadata["index"] = own
 
     @staticmethod
-    def _read_index(folder: Path, index: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _read_index(folder: Path, index: Path) -> tuple[JsonObject, JsonObject]:
         """Return name -> file of an index, and its metadata without ``total_size``.
 
         Raises:
@@ -96,7 +96,7 @@ class ShardedReader(Reader):
         check_count(index, len(document["weight_map"]))
         return document["weight_map"], {key: value for key, value in own.items() if key != "total_size"}
 
-    def _compare(self, weight_map: dict[str, Any]) -> None:
+    def _compare(self, weight_map: JsonObject) -> None:
         """Refuse an index that contradicts its files."""
         wrong = []
         for name, file in weight_map.items():

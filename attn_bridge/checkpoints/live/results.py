@@ -11,6 +11,7 @@ from typing import Any
 
 from ...printable import printable
 from ...weights import Region
+from ...whole_files import JsonObject
 from ..containers.base import CheckpointError
 from ..manifest import DIGEST, MAX_BYTES, Manifest
 
@@ -145,7 +146,7 @@ class Digests:
                 text += f", which {_listed(digests.unit, places)}{beside} {_hold(places)}"
         return text
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return a document for `from_json`."""
         return {
             MARK: VERSION,

@@ -13,6 +13,7 @@ from ...printable import printable
 from ...weights import WeightsMismatchError
 from ...weights.changes import NO_STEPS, Steps
 from ...weights.placements import Placement, common, refined
+from ...whole_files import JsonObject
 from .. import configs
 from ..containers.base import CheckpointError, Reader, TensorInfo
 from ..copying import Move, dense, move_of
@@ -212,7 +213,7 @@ def make(
                 for placed in (kept_placement, copy_placement)
             )
             ties.append((first, second, kept, left_out))
-    restore: dict[str, Any] = dict(manifest.restore) if manifest else {}
+    restore: JsonObject = dict(manifest.restore) if manifest else {}
     consumed = restore.pop(theirs.name, {})
     restore[ours.name] = {
         "settings": {**own_sizes, **decoded.restore},

@@ -14,7 +14,6 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -27,6 +26,7 @@ from ...weights.changes import Change
 from ...weights.changes import is_float as is_float_dtype
 from ...weights.placements import Placement, refined
 from ...weights.rows import Check
+from ...whole_files import JsonObject
 from ..containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..containers.files import c_strides
 from ..copying import Axis, Move, dense, move_of, pieces
@@ -104,14 +104,14 @@ class Plan:
     targets: tuple[TargetTensor, ...]
     dropped: dict[str, str]
     ties: tuple[tuple[Move, Move, str, str], ...]
-    metadata: dict[str, Any]
-    restore: dict[str, Any]
+    metadata: JsonObject
+    restore: JsonObject
     dtype: str
     notes: tuple[str, ...] = ()
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    settings: JsonObject = dataclasses.field(default_factory=dict)
     checks: dict[str, Check] = dataclasses.field(default_factory=dict)
     copies: dict[str, str] = dataclasses.field(default_factory=dict)
-    config: dict[str, Any] | None = None
+    config: JsonObject | None = None
     scales: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     originals: tuple[TargetTensor, ...] = ()
     carried: tuple[str, ...] = ()

@@ -8,11 +8,11 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ...printable import printable
+from ...whole_files import JsonObject
 from ..containers.base import Array, Reader, TensorInfo
 from ..containers.files import bad, c_strides, parse_json
 from .pairs import TiledTensor, partner
@@ -160,7 +160,7 @@ def _four_bit(reader: Reader, stem: str, kind: str, state: str) -> FourBitTensor
     )
 
 
-def _state(reader: Reader, name: str, stem: str) -> dict[str, Any]:
+def _state(reader: Reader, name: str, stem: str) -> JsonObject:
     """Return bitsandbytes' description of a weight, after checks."""
     info = reader.tensors[name]
     if info.dtype != "uint8" or info.nbytes > MOST:
@@ -179,7 +179,7 @@ def _state(reader: Reader, name: str, stem: str) -> dict[str, Any]:
     ):
         excerpt = printable(json.dumps(document), 80)
         raise bad(reader.path, f"{printable(name)} must give shape and blocksize of {printable(stem)}, got {excerpt}")
-    described: dict[str, Any] = document
+    described: JsonObject = document
     return described
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...printable import printable
+from ...whole_files import JsonObject
 from ..containers.base import CheckpointError
 
 KEYS = ("quantization_config", "compression_config")
@@ -50,7 +51,7 @@ PACKED = {"gptq": ((2, 4, 8), "checkpoint_format", tuple(FORMS)), "awq": ((4,), 
 NOT_SUPPORTED = "this method is not supported"
 
 
-def scheme_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def scheme_of(config: Mapping[str, Any]) -> JsonObject:
     """Return the part of a config.json that describes quantised weights; {} where it has none."""
     places = [config, config[TEXT]] if isinstance(config.get(TEXT), Mapping) else [config]
     scheme: object = next((part[key] for part in places for key in (*KEYS, MLX) if part.get(key) is not None), {})

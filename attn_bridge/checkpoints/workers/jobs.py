@@ -7,8 +7,9 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
+from ...whole_files import JsonObject
 from .. import containers, copying
 from ..containers.base import CheckpointError, TensorInfo
 from ..manifest import DIGEST
@@ -124,7 +125,7 @@ def share(tasks: Sequence[Task], index: int, count: int) -> list[Task]:
     return shares(tasks, count)[index]
 
 
-def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> list[dict[str, Any]]:
+def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> list[JsonObject]:
     """Return tasks with the target locations of their bytes, one entry per contiguous range.
 
     Args:
@@ -139,7 +140,7 @@ def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> l
     by_name = {info.name: info for info in infos}
     descriptions = []
     for task in cut(plan, size_of(plan, workers, task_bytes), workers):
-        entries: list[dict[str, Any]] = []
+        entries: list[JsonObject] = []
         for piece in task.pieces:
             width, start = by_name[piece.name].itemsize, piece.start
             if writer is None or start == piece.stop:
@@ -249,13 +250,13 @@ class JournalEntry:
     changed: int
     run: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return it as a line of a journal."""
         fields = {"name": self.piece.name, "start": self.piece.start, "stop": self.piece.stop, DIGEST: self.digest}
         return {**fields, "changed": self.changed, "run": self.run}
 
     @classmethod
-    def from_json(cls, line: dict[str, Any]) -> Self:
+    def from_json(cls, line: JsonObject) -> Self:
         """Return the entry of a journal line.
 
         Raises:

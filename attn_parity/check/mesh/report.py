@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import rich.box
 import rich.table
+
+from attn_bridge.whole_files import JsonObject
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +90,6 @@ class MeshReport:
         counts = f"{equal} of {len(self.rows) - refused} modules equal"
         return f"{counts} on a mesh of {axes} ({self.method}), {refused} refused, {self.seconds:.0f} s"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return all of it as JSON-ready data."""
         return {"passed": self.passed, **dataclasses.asdict(self)}

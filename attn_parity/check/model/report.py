@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+
+from attn_bridge.whole_files import JsonObject
 
 from ...results.findings import SEVERITY, Verdict
 
@@ -134,7 +135,7 @@ class ModelReport:
         wrong = [part for part in self.parts if part.verdict != "equal"]
         return wrong[0] if wrong else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the report as data."""
         return {"schema": 1, "passed": self.passed, **dataclasses.asdict(self)}
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ....printable import printable
+from ....whole_files import JsonObject
 from ..base import Reader
 from ..files import bad
 
@@ -66,7 +67,7 @@ class _Keys:
                 )
 
 
-def of(path: Path, values: Mapping[str, object], reader: Reader) -> dict[str, Any]:
+def of(path: Path, values: Mapping[str, object], reader: Reader) -> JsonObject:
     """Return the config.
 
     Args:
@@ -130,7 +131,7 @@ def _dtype(reader: Reader) -> dict[str, str]:
     return {"torch_dtype": sizes.most_common(1)[0][0]} if sizes else {}
 
 
-def _decoder(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
+def _decoder(path: Path, keys: _Keys, reader: Reader) -> JsonObject:
     width, heads = keys.size("embedding_length"), keys.size("attention.head_count")
     head_dim = keys.size("attention.key_length", max(width // heads, 1))
     is_gemma = str(keys.kind).startswith("gemma")
@@ -167,7 +168,7 @@ ARCHITECTURES = {
 }
 
 
-def _llama(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
+def _llama(path: Path, keys: _Keys, reader: Reader) -> JsonObject:
     config = _decoder(path, keys, reader)
     if not keys.get("expert_count", 0):
         return {**config, "attention_bias": False, "mlp_bias": False}
@@ -181,12 +182,12 @@ def _llama(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
     }
 
 
-def _qwen(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
+def _qwen(path: Path, keys: _Keys, reader: Reader) -> JsonObject:
     bias = {"attention_bias": False} if keys.kind == "qwen3" else {}
     return {**_decoder(path, keys, reader), **bias, "use_sliding_window": False}
 
 
-def _qwen3_moe(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
+def _qwen3_moe(path: Path, keys: _Keys, reader: Reader) -> JsonObject:
     """Return the config of Qwen3-MoE; llama.cpp makes the weights of the chosen experts add up to 1."""
     return {
         **_decoder(path, keys, reader),
@@ -206,7 +207,7 @@ GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the model by which llama.cpp knows the one that scales scores by its width, and not by its heads."""
 
 
-def _gemma(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
+def _gemma(path: Path, keys: _Keys, reader: Reader) -> JsonObject:
     """Return the config of Gemma 2, or of the text model of Gemma 3."""
     config = _decoder(path, keys, reader)
     kind, layers, head_dim = str(keys.kind), config["num_hidden_layers"], config["head_dim"]
@@ -236,7 +237,7 @@ def _kinds(path: Path, keys: _Keys, layers: int, usual: int) -> list[str]:
     return [f"{'sliding' if one else 'full'}_attention" for one in slides]
 
 
-def _gpt2(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
+def _gpt2(path: Path, keys: _Keys, reader: Reader) -> JsonObject:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": keys.size("embedding_length"),
@@ -249,14 +250,14 @@ def _gpt2(path: Path, keys: _Keys, reader: Reader) -> dict[str, Any]:
     }
 
 
-_KINDS: dict[str, Callable[[Path, _Keys, Reader], dict[str, Any]]] = {
+_KINDS: dict[str, Callable[[Path, _Keys, Reader], JsonObject]] = {
     "llama": _llama, "qwen2": _qwen, "qwen3": _qwen, "qwen3moe": _qwen3_moe, "gemma2": _gemma, "gemma3": _gemma,
     "gpt2": _gpt2,
 }  # fmt: skip
 """Architecture -> what reads its keys."""
 
 
-def _scaling(path: Path, keys: _Keys, reader: Reader, theta: float, head_dim: int) -> dict[str, Any]:
+def _scaling(path: Path, keys: _Keys, reader: Reader, theta: float, head_dim: int) -> JsonObject:
     """Return how positions are scaled; {} where they are not."""
     kind = keys.get("rope.scaling.type")
     factors = reader.tensors.get(FACTORS)
@@ -282,7 +283,7 @@ def _scaling(path: Path, keys: _Keys, reader: Reader, theta: float, head_dim: in
     raise bad(path, f"{keys.kind}.rope.scaling.type ({printable(kind, 40)}) must be linear or yarn")
 
 
-def _llama3(path: Path, factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any]:
+def _llama3(path: Path, factors: np.ndarray, theta: float, head_dim: int) -> JsonObject:
     """Return the scaling of Llama 3.1 that gives these factors."""
     factor = float(f"{factors.max():.6g}") if factors.size else math.nan
     lengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)

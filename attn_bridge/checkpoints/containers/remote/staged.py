@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from ....printable import printable
+from ....whole_files import JsonObject
 from ..files import bad
 from ..writing import Threads
 from .faults import FaultError
@@ -132,8 +133,8 @@ class Staged:
         self._buffer = bytearray()
         self._segments: list[tuple[str, int, int]] = []
         self._sent = 0
-        self._sending: collections.deque[tuple[dict[str, Any], Future[str]]] = collections.deque()
-        self._notes: list[dict[str, Any]] = []
+        self._sending: collections.deque[tuple[JsonObject, Future[str]]] = collections.deque()
+        self._notes: list[JsonObject] = []
         self._changed: dict[str, int] = {}
         self._next = "", 0
         self._held: collections.OrderedDict[str, tuple[memoryview, Future[None]]] = collections.OrderedDict()
@@ -240,7 +241,7 @@ class Staged:
         with self._lock:
             return self._sent + (2 if len(self._buffer) > self._pack else bool(self._buffer or self._changed))
 
-    def settled(self) -> tuple[int, list[dict[str, Any]]]:
+    def settled(self) -> tuple[int, list[JsonObject]]:
         """Return the number of this process's objects that are surely stored, and the notes since the last call."""
         with self._lock:
             while self._sending and self._sending[0][1].done():

@@ -18,8 +18,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, TextIO
+from typing import ClassVar, NoReturn, TextIO
 
+from ....whole_files import JsonObject
 from ...containers.base import DiskFullError
 from ...requests import Prepared, Request
 from ..jobs import Helpers, Job
@@ -127,7 +128,7 @@ class _Forked(Watched):
         for _ in range(count):
             self._children.append(Fork(functools.partial(_share_once_told, request), self._children))
 
-    def go_on(self, asked: dict[str, Any], pipe: int) -> None:
+    def go_on(self, asked: JsonObject, pipe: int) -> None:
         """Send the workers their shares, and end all of them when a pipe closes; starts threads."""
         indices = asked.pop("indices")
         for child in self._children[len(indices) :]:  # for whom nothing is left

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, Protocol, TextIO
 
+from ....whole_files import JsonObject
 from ... import copying
 from ...containers.base import CheckpointError, DiskFullError
 from ...requests import Prepared, Request
@@ -27,7 +28,7 @@ from ..places import place_of, staging
 from ..working import Advance, work
 
 
-def do_share(asked: dict[str, Any], advance: Advance) -> None:
+def do_share(asked: JsonObject, advance: Advance) -> None:
     """Do the requested share of one worker, without publishing.
 
     Raises:
@@ -37,7 +38,7 @@ def do_share(asked: dict[str, Any], advance: Advance) -> None:
         do_share_of(prepared, prepared.identity(), asked, advance)
 
 
-def do_share_of(prepared: Prepared, identity: str, asked: dict[str, Any], advance: Advance) -> None:
+def do_share_of(prepared: Prepared, identity: str, asked: JsonObject, advance: Advance) -> None:
     """Do the requested share of an open conversion.
 
     Args:
@@ -78,15 +79,15 @@ def report(work: Callable[[Advance], None], lines: TextIO) -> int:
     return 0
 
 
-def read_line(pipe: int) -> dict[str, Any] | None:
+def read_line(pipe: int) -> JsonObject | None:
     """Return the next JSON line of a pipe, or None if the pipe ends before."""
     with open(pipe, "rb", buffering=0, closefd=False) as lines:  # nothing of what follows is taken
         line = lines.readline()
-    message: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
+    message: JsonObject | None = json.loads(line) if line.endswith(b"\n") else None
     return message
 
 
-def end_with(pipe: int) -> queue.SimpleQueue[dict[str, Any]]:
+def end_with(pipe: int) -> queue.SimpleQueue[JsonObject]:
     """End this process when a pipe closes, whose other end belongs to its parent; return a queue of its JSON lines."""
     heard: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from ....printable import printable
+from ....whole_files import JsonObject
 from ...containers.base import CheckpointError
 from ...containers.files import reason
 from ...requests import Prepared, Request
@@ -118,7 +119,7 @@ def _check_reachable(address: str) -> None:
         raise CheckpointError(f"--ray {printable(address)}: no cluster is there: {reason(error)}") from None
 
 
-def share_of_task(asked: dict[str, Any]) -> int:
+def share_of_task(asked: JsonObject) -> int:
     """Do a share, and return its bytes."""
     done = 0
 

@@ -10,8 +10,9 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+from ....whole_files import JsonObject
 from ...containers.base import CheckpointError
 from ...containers.remote.stores import Store
 
@@ -125,7 +126,7 @@ def is_dead(data: bytes) -> bool:
 def _lives(data: bytes) -> bool | None:
     """Return whether a lease's process is alive; None for another machine's, which only renewals show."""
     try:
-        lease: dict[str, Any] = json.loads(data)
+        lease: JsonObject = json.loads(data)
         own = _process(int(lease["pid"]))
     except (ValueError, KeyError, TypeError):
         return False

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ....printable import shell_word
+from ....whole_files import JsonObject
 from ... import configs, containers, manifest
 from ...containers import UNFINISHED
 from ...containers.base import (
@@ -66,9 +67,9 @@ class StoredPlace(StagingPlace):
         self._own = uuid.uuid4().hex
         self._plan = ""
         self._waiting: list[tuple[int, JournalEntry]] = []
-        self._unnoted: list[dict[str, Any]] = []
+        self._unnoted: list[JsonObject] = []
         self._notes = 0
-        self._journals: dict[str, dict[str, Any]] = {}
+        self._journals: dict[str, JsonObject] = {}
         self._lease: Lease | None = None
 
     @functools.cached_property

@@ -7,6 +7,8 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from attn_bridge.whole_files import JsonObject
+
 from .experts import older_keys
 from .subject import ABSENT, COUNTS, LAYERS, ModelClass
 
@@ -41,7 +43,7 @@ LONGER: dict[str, str | float] = {
 GROWTH = "llama_4_scaling_beta"
 """Key in rotary parameters of the rate at which queries grow with their position."""
 
-_ROTARY: tuple[dict[str, Any], ...] = (
+_ROTARY: tuple[JsonObject, ...] = (
     STRETCHED,
     {"rope_type": "default", "rope_theta": 500.0},
     {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
@@ -134,7 +136,7 @@ def _switches(subject: ModelClass, change: Mapping[str, object]) -> bool:
     return _structural(subject, change) or isinstance(usual, bool) or (key == "sliding_window" and value is not ABSENT)
 
 
-Keys = dict[str, Any]
+Keys = JsonObject
 
 LEGACY: tuple[Keys, ...] = (
     {"rope_theta": 333.0},
@@ -150,7 +152,7 @@ GROWING: Keys = {
 """Keys of an older file whose queries grow with their position."""
 
 
-def changes_of(subject: ModelClass) -> list[dict[str, Any]]:
+def changes_of(subject: ModelClass) -> list[JsonObject]:
     """Return changes of the usual config: each key that an instance reads or its config declares, and older ones."""
     keys = sorted(key for key in subject.read | subject.sizes.keys() | subject.own_keys if key not in IGNORED)
     if "pad_token_id" in subject.read - subject.sizes.keys():
@@ -171,7 +173,7 @@ def changes_of(subject: ModelClass) -> list[dict[str, Any]]:
     return single + list(LEGACY) + ([GROWING] if grows else [])
 
 
-def mixed(subject: ModelClass, singles: list[dict[str, Any]], count: int, seed: int = 0) -> list[dict[str, Any]]:
+def mixed(subject: ModelClass, singles: list[JsonObject], count: int, seed: int = 0) -> list[JsonObject]:
     """Return random changes of three keys at once, of which a config leaves out at most one.
 
     The defaults of two sizes, such as width and vocabulary, would make instances of many gigabytes.

@@ -17,6 +17,7 @@ from attn_bridge.models.layout import Layout
 from attn_bridge.models.reading.decoders import make_decoder
 from attn_bridge.models.reading.model_config import ConfigFile
 from attn_bridge.specs.decoder_model import DecoderConfig
+from attn_bridge.whole_files import JsonObject
 
 from ..running.promotion import promoted
 from .subject import ABSENT, ModelClass
@@ -48,7 +49,7 @@ class ModelPair:
     config: DecoderConfig
     names: dict[str, tuple[int, ...]]
     layout: Layout
-    settings: dict[str, Any]
+    settings: JsonObject
 
 
 def reader_of(description: Description) -> FamilyReader:
@@ -74,9 +75,9 @@ def read(reader: FamilyReader, keys: Mapping[str, object]) -> DecoderConfig:
         raise RefusedError(str(error)) from error
 
 
-def as_file(config: Any) -> dict[str, Any]:
+def as_file(config: Any) -> JsonObject:
     """Return the config.json that `transformers` writes for a config."""
-    keys: dict[str, Any] = json.loads(json.dumps(config.to_dict()))
+    keys: JsonObject = json.loads(json.dumps(config.to_dict()))
     return keys
 
 

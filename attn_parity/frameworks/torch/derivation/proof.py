@@ -11,7 +11,6 @@ import inspect
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from attn_bridge.models.derived.description import Description
 from attn_bridge.models.derived.reading import FamilyReader
 from attn_bridge.module_weights import transfer
 from attn_bridge.specs.decoder_model import DecoderConfig
+from attn_bridge.whole_files import JsonObject
 
 from ..running.promotion import promoted
 from .experts import in_files
@@ -335,7 +335,7 @@ def _made(
             if _is_out_of_memory(error):
                 raise MemoryError(f"too little memory for an instance with {printed_keys(keys, subject)}") from error
         subject.kept[name] = made
-    instance: tuple[nn.Module, dict[str, Any], Tensor] | None = subject.kept[name]
+    instance: tuple[nn.Module, JsonObject, Tensor] | None = subject.kept[name]
     return instance
 
 
@@ -344,7 +344,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
-def prove(subject: ModelClass, description: Description, *, flax: bool = True, mixtures: int = 12) -> dict[str, Any]:
+def prove(subject: ModelClass, description: Description, *, flax: bool = True, mixtures: int = 12) -> JsonObject:
     """Prove a description; return the counts of all comparisons.
 
     Args:

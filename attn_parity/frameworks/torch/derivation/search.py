@@ -16,6 +16,7 @@ from attn_bridge.models.derived.layout import layout_of
 from attn_bridge.models.derived.reading import FamilyReader
 from attn_bridge.models.reading import multimodal
 from attn_bridge.weights.rows import Row
+from attn_bridge.whole_files import JsonObject
 
 from ..running.promotion import promoted
 from . import experts as mixtures
@@ -33,7 +34,7 @@ LISTS = ("layer_types", "mlp_layer_types", runs.EACH, HEADS_OF_LAYERS)
 """Keys of a value per layer, without a default: it depends on the number of layers."""
 
 
-def _proposals(choices: list[Choice]) -> Iterator[tuple[dict[str, KeySource], dict[str, Any]]]:
+def _proposals(choices: list[Choice]) -> Iterator[tuple[dict[str, KeySource], JsonObject]]:
     """Yield fields and arguments of rows, those with the fewest unlikely choices first."""
     open_choices = [number for number, choice in enumerate(choices) if len(choice) > 1]
     for deviations in range(min(MOST_DEVIATIONS, len(open_choices)) + 1):
@@ -41,7 +42,7 @@ def _proposals(choices: list[Choice]) -> Iterator[tuple[dict[str, KeySource], di
             for picks in itertools.product(*(range(1, len(choices[number])) for number in changed)):
                 picked = dict(zip(changed, picks, strict=True))
                 fields: dict[str, KeySource | None] = {}
-                row_arguments: dict[str, Any] = {}
+                row_arguments: JsonObject = {}
                 for number, choice in enumerate(choices):
                     some, arguments = choice[picked.get(number, 0)]
                     fields |= some
@@ -103,9 +104,9 @@ def _prefixes(parts: Structure, written: Sequence[Row]) -> tuple[str, ...]:
     return (parts.front,) if parts.front and not is_whole else tuple(dict.fromkeys((parts.front, "")))
 
 
-def _probes(subject: ModelClass, parts: Structure) -> list[tuple[Any, dict[str, Any], Any]]:
+def _probes(subject: ModelClass, parts: Structure) -> list[tuple[Any, JsonObject, Any]]:
     """Return instance, config file and logits: of the usual config, as whole and short files, and with others."""
-    changes: list[dict[str, Any]] = [{}]
+    changes: list[JsonObject] = [{}]
     if SWITCH in subject.defaults and not subject.defaults.get("layer_types"):
         changes.append({SWITCH: not subject.defaults[SWITCH]})
     rotary = subject.defaults.get("rope_parameters")
@@ -132,7 +133,7 @@ def _probes(subject: ModelClass, parts: Structure) -> list[tuple[Any, dict[str, 
     return probes
 
 
-def _is_equal(description: Description, model: object, file: dict[str, Any], logits: torch.Tensor) -> bool:
+def _is_equal(description: Description, model: object, file: JsonObject, logits: torch.Tensor) -> bool:
     reader = FamilyReader(description, layout_of(description))
     try:
         pair = model_pair.pair_with(model, reader, model_pair.read(reader, file), file)
@@ -195,7 +196,7 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
     )
 
 
-def _with_older_names(defaults: dict[str, Any]) -> dict[str, Any]:
+def _with_older_names(defaults: JsonObject) -> JsonObject:
     """Return defaults whose rotary positions have the names of older files, which take the keys of a file first."""
     rotary = defaults.get("rope_parameters")
     if not isinstance(rotary, dict) or rotary.get("rope_type", "default") != "default" or "full_attention" in rotary:

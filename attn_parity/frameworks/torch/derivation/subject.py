@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from attn_bridge.models.reading.model_config import nested
 from attn_bridge.models.rows.common import sinusoids
 from attn_bridge.printable import printable
+from attn_bridge.whole_files import JsonObject
 
 from ..running.promotion import promoted
 
@@ -146,12 +147,12 @@ class ModelClass:
     model_class: type[Any]
     sizes: Mapping[str, Any]
     read: frozenset[str] = frozenset()
-    kept: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    kept: JsonObject = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> JsonObject:
         """The values of a config that is made without keys."""
-        defaults: dict[str, Any] = self.config_class().to_dict()
+        defaults: JsonObject = self.config_class().to_dict()
         defaults |= {
             f"{outer}.{inner}": value
             for outer in self.nested
@@ -204,7 +205,7 @@ class ModelClass:
         names = getattr(self.config_class, "attribute_map", {})
         return next((outer for outer, inner in names.items() if inner == key), key)
 
-    def keys(self, **changes: object) -> dict[str, Any]:
+    def keys(self, **changes: object) -> JsonObject:
         """Return the keys of a tiny config with some changed, or left out where they are `ABSENT`."""
         keys = {"model_type": self.model_type, **self.sizes, **changes}
         return nested({key: value for key, value in keys.items() if value is not ABSENT})
