@@ -78,9 +78,9 @@ class Bundle:
     def __init__(
         self,
         factories: tuple[Factory, Factory],
-        sides: tuple[Any, Any],
-        inputs: Any,
-        second_inputs: Any,
+        sides: tuple[object, object],
+        inputs: object,
+        second_inputs: object,
         rules: Path | None,
         options: Mapping[str, Any],
     ):

@@ -114,7 +114,7 @@ class _Worker:
         number: that of the task that it is at, None if it is at none.
     """
 
-    def __init__(self, function: Callable[[Any], Any], threads: int):
+    def __init__(self, function: Callable[[Any], object], threads: int):
         self.number: int | None = None
         self._function = function
         self._connection, theirs = Pipe()

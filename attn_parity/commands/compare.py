@@ -179,7 +179,7 @@ def compare(
     check_timeout(timeout)
     after = Aftermath.of(allow, baseline)
     call = read_inputs(inputs, shapes)
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "--inputs": inputs, "--second-inputs": second_inputs, "--shape": shapes, "--record": record,
         "--fixed": fixed, "--vary": vary,
         "--rules": rules, "--no-transfer": no_transfer, "--output": output, "--train": train,
@@ -428,7 +428,7 @@ def read_inputs(file: Path | None, shapes: Sequence[str] | None) -> Any:
     return arrays.draw(shapes) if shapes else None
 
 
-def example_inputs(*factories: Any) -> Any:
+def example_inputs(*factories: Factory) -> Any:
     """Return the inputs of the first factory whose module has ``example_inputs()``.
 
     Raises:

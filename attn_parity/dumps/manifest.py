@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from attn_bridge import backends
+from attn_bridge.whole_files import JsonObject
 
 from ..pairing import Cut, Match, Pairing, Tensor
 from ..samples.sampling import FIRST, Planned
 from ..sides.arrays import DTYPES, numpy_dtype
 from ..sides.subject import SideWeight, Submodule
 from ..sides.tables import Tables
+
+Item = TypeVar("Item")
+"""The type that a reader of a field returns."""
 
 SCHEMA = 3
 
@@ -122,7 +126,7 @@ def parse(data: object) -> DumpManifest:
     missing = [one.name for one in fields if one.name not in data]
     if missing:
         raise ValueError(f"it lacks {', '.join(missing)}")
-    read: dict[str, Callable[[Any], Any]] = {
+    read: dict[str, Callable[[Any], object]] = {
         "framework": _one_of("torch", "flax"),
         "dtype": _dtype,
         "dtypes": _list(_one_of(*DTYPES)),
@@ -150,9 +154,9 @@ def parse(data: object) -> DumpManifest:
         "digests": _dict(_text_of),
         **dict.fromkeys(("argument_names", "keywords", "unreached", "notes"), _list(_text_of)),
     }
-    values = {}
+    values: JsonObject = {}
     for field in fields:
-        check: Callable[[Any], Any] = read.get(field.name, _text_of)
+        check: Callable[[Any], object] = read.get(field.name, _text_of)
         try:
             values[field.name] = check(data[field.name])
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -195,7 +199,7 @@ def match_data(match: Match) -> dict[str, object]:
     return {"first": tensor(match.first), "second": tensor(match.second), **pattern, "how": match.how}
 
 
-def _match(data: Any) -> Match:
+def _match(data: JsonObject) -> Match:
     from attn_bridge.weights import Rule
 
     rule = Rule("torch", "flax", _text_of(data["pattern"]), **_dict(_whole)(data["sizes"]))
@@ -205,7 +209,7 @@ def _match(data: Any) -> Match:
     return Match(sides[0], sides[1], rule, _text_of(data["how"]))
 
 
-def _tensor(data: Any) -> Tensor:
+def _tensor(data: JsonObject) -> Tensor:
     shape = tuple(_list(_whole)(data["shape"]))
     cut = None
     if data["cut"] is not None:
@@ -217,12 +221,12 @@ def _tensor(data: Any) -> Tensor:
     return Tensor(name, source, shape, SideWeight(shape, "", "", ""), cut)
 
 
-def _recorded(data: Any) -> Recorded:
+def _recorded(data: JsonObject) -> Recorded:
     numbers = {name: _whole(data[name]) for name in ("number", "order", "inputs", "outputs")}
     return Recorded(_text_of(data["path"]), **numbers)
 
 
-def _parameter(data: Any) -> SideWeight:
+def _parameter(data: JsonObject) -> SideWeight:
     shape = tuple(_list(_whole)(data["shape"]))
     role = _one_of("parameter", "statistic", "state")(data["role"])
     framework = _one_of("torch", "flax")(data["framework"])
@@ -289,8 +293,8 @@ def _one_of(*choices: str) -> Callable[[Any], Any]:
     return read
 
 
-def _list(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    def read_all(value: object) -> list[object]:
+def _list(read: Callable[[Any], Item]) -> Callable[[object], list[Item]]:
+    def read_all(value: object) -> list[Item]:
         if not isinstance(value, list):
             raise TypeError("no list")
         return [read(one) for one in value]
@@ -298,8 +302,8 @@ def _list(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
     return read_all
 
 
-def _dict(read: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
-    def read_all(value: object) -> dict[str, object]:
+def _dict(read: Callable[[Any], Item]) -> Callable[[object], dict[str, Item]]:
+    def read_all(value: object) -> dict[str, Item]:
         if not isinstance(value, dict):
             raise TypeError("no object")
         return {_text_of(key): read(one) for key, one in value.items()}

@@ -16,7 +16,7 @@ import numpy as np
 from ..sides.subject import Array
 from .layout import Axes
 from .order import is_causal
-from .side import REFUSALS, LawResult, NotTriedError, OneSide, failed
+from .side import REFUSALS, Gap, LawResult, NotTriedError, OneSide, failed
 
 STATES = (
     *("cache", "kv_cache", "past_key_value", "past_key_values", "layer_past", "past", "past_kv"),
@@ -31,7 +31,7 @@ MOST_SINGLE = 6
 """Last tokens that are decoded one by one; those before them are prefilled."""
 
 
-Piece = tuple[tuple[Any, ...], dict[str, Any]]
+Piece = tuple[tuple[object, ...], dict[str, object]]
 """Positional and keyword arguments of a call on some tokens."""
 
 Program = Callable[[Any, Sequence[Piece], Piece], Sequence[object]]
@@ -104,13 +104,13 @@ def _tried(side: OneSide, layout: Axes, sizes: list[int], how: str, *, is_single
     raise refused
 
 
-def _gap(side: OneSide, layout: Axes, convention: _Convention, sizes: Sequence[int]) -> Any:
+def _gap(side: OneSide, layout: Axes, convention: _Convention, sizes: Sequence[int]) -> Gap:
     axis, length = layout.time or 0, sum(sizes)
 
-    def full(target: Any, *args: Any, **kwargs: Any) -> Any:
+    def full(target: Callable[..., object], *args: object, **kwargs: object) -> object:
         return first_array(target(*args, **kwargs, **convention.full(length)))
 
-    def program(target: object, *args: object, **kwargs: object) -> Any:
+    def program(target: object, *args: object, **kwargs: object) -> Sequence[object]:
         return convention.program(target, list(_pieces(side, layout, sizes, args, kwargs)), (args, kwargs))
 
     whole, parts = (_outputs(side, one) for one in (full, program))
@@ -181,7 +181,7 @@ def _pieces(
     main, axis, length = _main_argument(side, layout), layout.time or 0, sum(sizes)
     names = [*side.names[: len(args)], *[""] * (len(args) - len(side.names))]
 
-    def cut(at: slice, key: int | str, name: str, value: Any) -> Any:
+    def cut(at: slice, key: int | str, name: str, value: Any) -> object:
         if key == main:
             return value[(slice(None),) * axis + (at,)]
         if getattr(value, "ndim", 0) and value.shape[-1] == length:
@@ -196,7 +196,7 @@ def _pieces(
         yield positional, {name: cut(at, name, name, value) for name, value in kwargs.items()}
 
 
-def _with_init_cache(rows: int, length: int, target: Any, pieces: Sequence[Piece], whole: Piece) -> list[Any]:
+def _with_init_cache(rows: int, length: int, target: Any, pieces: Sequence[Piece], whole: Piece) -> list[object]:
     cache, results = target.init_cache(rows, length), []
     for args, kwargs in pieces:
         result = target(*args, **kwargs, cache=cache)
@@ -205,7 +205,7 @@ def _with_init_cache(rows: int, length: int, target: Any, pieces: Sequence[Piece
     return results
 
 
-def _with_decode(shape: Sequence[int], target: Any, pieces: Sequence[Piece], whole: Piece) -> list[Any]:
+def _with_decode(shape: Sequence[int], target: Any, pieces: Sequence[Piece], whole: Piece) -> list[object]:
     target.init_cache(tuple(shape))
     return [first_array(target(*args, **kwargs, decode=True)) for args, kwargs in pieces]
 
@@ -241,8 +241,8 @@ def _with_past(name: str, target: Any, pieces: Sequence[Piece], whole: Piece) ->
     return results
 
 
-def _with_carry(target: Any, pieces: Sequence[Piece], whole: Piece) -> list[Any]:
-    state: dict[str, Any] = {}
+def _with_carry(target: Any, pieces: Sequence[Piece], whole: Piece) -> list[object]:
+    state: dict[str, object] = {}
     results = []
     for args, kwargs in pieces:
         carry, outputs = target(*args, **{**kwargs, **state, "return_carry": True})
@@ -251,8 +251,10 @@ def _with_carry(target: Any, pieces: Sequence[Piece], whole: Piece) -> list[Any]
     return results
 
 
-def _with_state(name: str, more: Mapping[str, Any], target: Any, pieces: Sequence[Piece], whole: Piece) -> list[Any]:
-    state: dict[str, Any] = {}
+def _with_state(
+    name: str, more: Mapping[str, object], target: Any, pieces: Sequence[Piece], whole: Piece
+) -> list[object]:
+    state: dict[str, object] = {}
     results = []
     for args, kwargs in pieces:
         result = target(*args, **{**kwargs, **more, **state})

@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -63,7 +63,7 @@ class Parity:
         first_seed: the first seed.
     """
 
-    def __init__(self, node: Any, cell: Combination):
+    def __init__(self, node: pytest.Item, cell: Combination):
         settings = node.config.stash[SETTINGS]
         given_settings = {**settings.values, **read_markers(node)}
         self.variant, self.dtype, self.device, self.mode = cell.variant, cell.dtype, cell.device, cell.mode

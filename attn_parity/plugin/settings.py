@@ -187,7 +187,7 @@ def _folder(label: str, value: str | None, base: Path) -> Path | None:
     return path
 
 
-def read_markers(node: Any) -> dict[str, object]:
+def read_markers(node: pytest.Item) -> dict[str, object]:
     """Return the settings from the markers of a test; the nearest marker wins."""
     settings: dict[str, object] = {}
     for marker in node.iter_markers("parity"):

@@ -83,7 +83,7 @@ class Summary:
         if report.failed and "message" in handed:
             self.annotations.append(_annotation(handed))
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print what all comparisons found and, on GitHub, an annotation per failed test."""
         if self.verdicts:
             total = self.verdicts.total()

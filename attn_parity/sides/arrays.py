@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import mmap
 import tempfile
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -44,7 +43,7 @@ def width_of(dtype: str) -> int:
     return int(numpy_dtype(dtype).itemsize)
 
 
-def is_float(array: Any) -> bool:
+def is_float(array: Array) -> bool:
     """Return whether a NumPy array holds floating-point numbers, `ml_dtypes` included."""
     return array.dtype.kind == "f" or (array.dtype.kind == "V" and hasattr(ml_dtypes, array.dtype.name))
 
@@ -62,7 +61,7 @@ def wide(array: np.ndarray) -> np.ndarray:
 # ---- large arrays
 
 
-def is_large(array: Any) -> bool:
+def is_large(array: Array) -> bool:
     """Return whether an array is held once."""
     return int(array.size) >= LARGE
 

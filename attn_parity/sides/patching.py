@@ -10,7 +10,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 _LOCK = threading.RLock()
 _INSTALLED: dict[tuple[int, str], _Patch] = {}
@@ -28,11 +27,11 @@ class _Patch:
         self.here = threading.local()
 
     @property
-    def stack(self) -> list[Callable[..., Any]]:
+    def stack(self) -> list[Callable[..., object]]:
         """The replacements of the running thread."""
         if not hasattr(self.here, "stack"):
             self.here.stack = []
-        stack: list[Callable[..., Any]] = self.here.stack
+        stack: list[Callable[..., object]] = self.here.stack
         return stack
 
     def install(self) -> None:
@@ -55,7 +54,9 @@ class _Patch:
 
 
 @contextlib.contextmanager
-def replaced(home: object, name: str, build: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def replaced(
+    home: object, name: str, build: Callable[[Callable[..., object]], Callable[..., object]]
+) -> Iterator[None]:
     """Replace the function `name` of a module or a class, for the running thread.
 
     Args:

@@ -22,7 +22,7 @@ def plain_values(tree: object) -> dict[str, object]:
     return dict(flatten(tree, lambda value: isinstance(value, (bool, int, float, complex, str))))
 
 
-def replace(tree: object, is_leaf: Callable[[Any], bool], leaves: Sequence[object]) -> Any:
+def replace(tree: object, is_leaf: Callable[[object], bool], leaves: Sequence[object]) -> Any:
     """Return the tree with its leaves replaced, in order, and everything else as it is."""
     rest = list(leaves)
 
@@ -46,7 +46,7 @@ def replace(tree: object, is_leaf: Callable[[Any], bool], leaves: Sequence[objec
     return walk(tree)
 
 
-def _like_mapping(node: Any, changed: dict[Any, Any]) -> object:
+def _like_mapping(node: Any, changed: dict[object, object]) -> object:
     try:
         return type(node)(changed)
     except TypeError:

@@ -115,9 +115,9 @@ def train(
 class _Training:
     def __init__(
         self,
-        torch_module: Any,
-        flax_module: Any,
-        batches: list[tuple[Any, Any]],
+        torch_module: object,
+        flax_module: object,
+        batches: list[tuple[object, object]],
         steps: int,
         optimizer: str | tuple[Any, Any],
         dropout: bool | float,

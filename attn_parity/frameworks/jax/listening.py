@@ -65,7 +65,7 @@ def _nnx(target: nnx.Module, recording: Recording) -> Iterator[None]:
 def _classes(target: type, recording: Recording) -> Iterator[None]:
     constructors: dict[int, Mapping[str, Value]] = {}
 
-    def build(original: Callable[..., None]) -> Callable[..., None]:
+    def build(original: Callable[..., object]) -> Callable[..., object]:
         def construct(self: nnx.Module, *args: Value, **kwargs: Value) -> None:
             original(self, *args, **kwargs)
             constructors[id(self)] = bound(original, (self, *args), kwargs)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -93,21 +94,21 @@ class Record:
     name: str
     arguments: tuple[Any, ...]
     state: Any = None
-    items: list[Any] = dataclasses.field(default_factory=list)
+    items: list[object] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Members:
     """The members of a set, in the order of the pickle."""
 
-    items: list[Any]
+    items: list[object]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Key:
     """A key of a dict that is neither text nor a number."""
 
-    value: Any
+    value: object
 
 
 class Refused(Exception):  # noqa: N818 - it is a verdict on arguments, turned into an error that names the file
@@ -152,7 +153,7 @@ def _counter(arguments: tuple[object, ...], count: Count) -> dict[object, object
     return dict(counts)
 
 
-def as_key(key: object) -> Any:
+def as_key(key: object) -> Hashable:
     """Return a key that compares as Python's does where it is text or a number, and as itself alone elsewhere.
 
     Raises:
@@ -167,7 +168,7 @@ def as_key(key: object) -> Any:
     return Key(key)
 
 
-def _exactly(arguments: tuple[Any, ...], *kinds: Any) -> tuple[Any, ...]:
+def _exactly(arguments: tuple[object, ...], *kinds: type | UnionType) -> tuple[Any, ...]:
     """Return arguments of these types, as many as there are types."""
     if len(arguments) != len(kinds) or any(
         not isinstance(value, kind) for value, kind in zip(arguments, kinds, strict=True)

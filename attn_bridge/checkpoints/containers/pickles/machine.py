@@ -54,7 +54,7 @@ class Machine:
         # A value is copied by a few bytes that fetch it from the memo: without a bound, each round could double it.
         self._copies = len(data)
 
-    def run(self) -> Any:
+    def run(self) -> object:
         """Return the pickled value."""
         stream = io.BytesIO(self._data)
         try:
@@ -117,7 +117,7 @@ class Machine:
         """Remember where the stack ends."""
         self._marks.append(len(self._stack))
 
-    def pop_mark(self) -> list[Any]:
+    def pop_mark(self) -> list[object]:
         """Take everything since the last mark."""
         if not self._marks:
             raise self.bad("its pickle is damaged")
