@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,8 @@ VAGUE = (
     ": consistent with a scale by another width",
     ": consistent with another bias",
     "consistent with another padding",
+    "another variance in a norm",
+    "as a router's",
 )
 """Ends of relations that many causes have: a change of one operation with which both sides agree says more."""
 
@@ -54,6 +56,7 @@ class Evidence:
         labels: names of the two sides.
         whole: the evidence of the enclosing module, for code between two submodules.
         changes: runs the sides with changes of one operation; returns those with which they agree, or "".
+        others: the evidence of further calls of the submodule.
     """
 
     path: str = ""
@@ -74,6 +77,7 @@ class Evidence:
     labels: tuple[str, str] = ("torch", "flax")
     whole: Evidence | None = None
     changes: Callable[[], str] = lambda: ""
+    others: Sequence[Evidence] = ()
 
 
 def hint_for(
@@ -100,15 +104,23 @@ def hint_for(
     if numbers and len(causes) < MAX:
         whole = getattr(evidence, "whole", None)
         text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
+        related = text
         is_vague = text.endswith(VAGUE) and not any(case.may_hold("attention") for case in cases_of(evidence, names))
         if not text or text == relation(evidence, names, (positions, multiples)):
             text = probe() or ("" if causes else getattr(evidence, "changes", str)()) or text or _scale(evidence, names)
         elif is_vague and not causes:
             text = getattr(evidence, "changes", str)() or text
+        if text and text == related and not _holds_for_all(text, getattr(evidence, "others", ()), names):
+            text = f"in one of its calls, {text}"
         is_norm = any(setting.startswith(("eps is ", "num_groups is ")) for setting in causes)
         # Formulas of two norms say nothing more than their settings.
         causes += [text] if text and not (is_norm and text == relation(evidence, names, (norms,))) else []
     return "; ".join(causes[:MAX])
+
+
+def _holds_for_all(text: str, others: Iterable[object], labels: tuple[str, str]) -> bool:
+    """Return whether a relation is that of all further calls in which the sides differ."""
+    return all(relation(one, labels) == text for one in others if cases_of(one, labels))
 
 
 def relation(

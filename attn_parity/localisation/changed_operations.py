@@ -32,6 +32,7 @@ class ChangedOperations:
         paths: the submodule on each side.
         calls: its call on each side.
         direction: of the fault: forward changes results, backward the gradients that operations pass.
+        others: further calls of the submodule, on which a change has to make both sides agree as well.
     """
 
     runner: SubmoduleRunner
@@ -39,6 +40,7 @@ class ChangedOperations:
     paths: Paths
     calls: Mapping[Side, Call]
     direction: Direction = "forward"
+    others: Sequence[Mapping[Side, Call]] = ()
 
     def hint(self) -> str:
         """Return the change of an operation with which both sides agree, and its line of code; "" if none does."""
@@ -56,6 +58,15 @@ class ChangedOperations:
         groups = match_inputs(self.calls)
         for copy in range(COPIES):
             yield fed(dict(self.calls), groups, "first", copy=copy)
+        for calls in filter(self._is_alike, self.others):
+            yield fed(dict(calls), match_inputs(calls), "first", copy=0)
+
+    def _is_alike(self, calls: Mapping[Side, Call]) -> bool:
+        """Return whether a call has the arguments of the call that differs most, but for the numbers in arrays."""
+        pairs = [(self.calls[side].arguments, calls[side].arguments) for side in SIDES]
+        shapes = all([leaf.shape for leaf in mine.leaves] == [leaf.shape for leaf in its.leaves] for mine, its in pairs)
+        bare = [[one.with_leaves(range(len(one.leaves))) for one in pair] for pair in pairs]
+        return shapes and all(mine == its for mine, its in bare)
 
     def _changes(self, side: Side) -> list[tuple[str, str]]:
         """Return the changes with which one side has the other's outputs."""

@@ -23,7 +23,7 @@ from ..sides.subject import Call
 from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, PairedCall, next_of
 from .changed_operations import ChangedOperations
-from .forcing import CallTrial, compare_freely, evidence_between, evidence_of, force
+from .forcing import CallTrial, Paths, compare_freely, evidence_between, evidence_of, force
 from .leaves import got_apart, is_given_twice, match_inputs, shaped_apart
 from .narrowing import SMALL_PART, Narrowed, Narrowing
 from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
@@ -32,6 +32,9 @@ from .weighing import explained, rounding, weigh
 
 LIMIT = 1e-11
 """Largest relative difference allowed for a submodule run alone in float64 on the same inputs."""
+
+MOST_OTHERS = 3
+"""Most further calls of a submodule that a hint has to hold for."""
 
 CAUSE = 1e-4
 """Least part of the whole module's difference that can have caused it; less is rounding in an ill-conditioned part."""
@@ -466,16 +469,25 @@ class _Search:
             labels=(self.sides.labels["first"], self.sides.labels["second"]),
         )
         calls = self._worst_call(node, direction)
+        others = [] if node.refed else [one for one in node.calls if one is not calls][:MOST_OTHERS]
         if self.runner is not None and self.aim == "meaning":
-            changed = ChangedOperations(self.runner, self.sides, paths, calls, direction)
+            changed = ChangedOperations(self.runner, self.sides, paths, calls, direction, others)
             setting = dataclasses.replace(setting, changes=changed.hint)
         try:
             evidence = evidence_of(self.sides, self.runner, paths, calls, setting)
         except FAILURES:
             return setting
         if between is None:
-            return evidence
+            alike = [self._evidence_of(paths, one, setting) for one in others]
+            return dataclasses.replace(evidence, others=list(filter(None, alike)))
         return dataclasses.replace(evidence_between(evidence, calls, steps), whole=evidence)
+
+    def _evidence_of(self, paths: Paths, calls: dict[Side, Call], setting: Evidence) -> Evidence | None:
+        """Return the numbers of a further call; None if it can't be run once more."""
+        try:
+            return evidence_of(self.sides, self.runner, paths, calls, setting)
+        except FAILURES:
+            return None
 
     def _worst_call(self, node: Node, direction: Direction) -> dict[Side, Call]:
         errors = [(one.forward if direction == "forward" else one.backward) or 0.0 for one in node.trials]

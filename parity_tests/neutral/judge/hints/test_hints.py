@@ -514,6 +514,34 @@ def test_causes_are_not_named_where_they_cannot_exist():
     )
 
 
+def test_a_relation_of_one_of_several_calls_says_so():
+    def evidence(times, **fields):
+        return Evidence(inputs=[X], first_outputs=[X], second_outputs=[X * times], **fields)
+
+    plain = "Flax is 1.7 times torch everywhere: consistent with another scale"
+    assert hint_for(evidence(1.7, others=[evidence(1.7), evidence(1.0)])) == plain
+    assert hint_for(evidence(1.7, others=[evidence(1.7), evidence(2.5)])) == f"in one of its calls, {plain}"
+
+
+@pytest.mark.parametrize("factor", [1.7, np.linspace(0.5, 2.5, 21).reshape(3, 7, 1)])
+def test_a_change_is_named_before_a_relation_that_many_causes_have(factor):
+    fields = {"first_outputs": [X], "second_outputs": [X * factor], "second_class": "Norm"}
+    assert hint_for(Evidence(inputs=[X], changes=lambda: "with 1 for 2", **fields)) == "with 1 for 2"
+    assert "times" in hint_for(Evidence(inputs=[X], **fields))
+
+
+def test_numbers_that_are_the_same_along_a_row_are_no_norm():
+    rows = draw(3, 7, 1) * np.ones(16)
+    assert "norm" not in hint(rows, rows * draw(3, 7, 1), first_class="LayerNorm")
+    assert "norm" not in hint(X, X * draw(3, 7, 1), first_class="LayerNorm")
+
+
+def test_channels_with_another_factor_are_counted():
+    factor = np.where(np.arange(16) < 5, 1.0, 0.25)
+    expected = "11 of 16 channels of Flax, from 5 on, are 0.25 times torch's, the others agree"
+    assert hint(X, X * factor, draw(3, 7, 4)) == expected
+
+
 def test_equal_and_nonfinite_values_get_no_hint():
     assert hint(X, X) == ""
     assert hint(X, X + 1e-15) == ""

@@ -339,3 +339,38 @@ def test_an_array_given_twice_is_a_fault_of_the_call():
     found = compare(Decoder(), Decoder(own=True), (x, memory), seeds=1).first_divergence
     assert (found.path, found.between, found.hint) == ("", ("norm", "cross"), "")
     assert [one.path for one in found.candidates][1] == "cross"
+
+
+class Scaled(nn.Module):
+    """A block that runs twice, with another factor in each run."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Factor()
+
+    def forward(self, x):
+        return self.part(self.part(x, 1.0), 1.0)
+
+
+class Factor(nn.Module):
+    def forward(self, x, times):
+        return torch.sin(x) * times
+
+
+class OtherFactor(nnx.Module):
+    def __call__(self, x, times):
+        return jnp.sin(x) * times
+
+
+class OtherScaled(nnx.Module):
+    def __init__(self, factors):
+        self.part, self.factors = OtherFactor(), factors
+
+    def __call__(self, x):
+        return self.part(self.part(x, self.factors[0]), self.factors[1])
+
+
+def test_a_change_holds_for_every_call_of_a_submodule():
+    divergence = compare(Scaled(), OtherScaled((1.7, 2.5)), draw(3, 9)).first_divergence
+    assert divergence.path == "part"
+    assert divergence.hint.startswith("with no multiplication of its second operand")

@@ -154,7 +154,7 @@ def of_positions(program: Program, operation: Operation) -> Iterator[ProgramChan
 
 
 def of_missing(program: Program) -> Iterator[ProgramChange]:
-    """Yield functions of results that code leaves as they are, and returned whole numbers that are counted otherwise."""
+    """Yield functions of results that code leaves as they are, and other counts of whole numbers that it returns."""
     returned = {item for item in program.outputs if isinstance(item, int)}
     for operation in reversed(program.operations):
         if returned.intersection(operation.results) and operation.shape.dtype.kind in "iu":
