@@ -52,6 +52,9 @@ EXPLAINED = 1e-6
 ENOUGH = 8
 """Fewest elements that a number in code is solved for: with fewer, any number fits."""
 
+USUAL = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 10.0)
+"""Numbers that code often holds, for results of too few elements to solve for one."""
+
 STEPS = 12
 """Most steps of Newton's method for a number in code."""
 
@@ -165,6 +168,17 @@ BINARY: dict[str, Callable[[Array, Array], Array]] = {
 WORDS = {"add": "addition", "sub": "subtraction", "mul": "multiplication", "div": "division"}
 
 
+SWAPPED = {
+    "add": ("sub", "mul"),
+    "sub": ("add",),
+    "mul": ("add", "div"),
+    "div": ("mul",),
+    "max": ("min",),
+    "min": ("max",),
+}
+"""Operation with two operands -> those that ports take for it."""
+
+
 def binaries(kind: str, left: Array, right: Array, plain: Array) -> Iterator[tuple[str, Array]]:
     """Yield other results of an operation with two operands: one of them alone, exchanged, or another operation."""
     if left.dtype.kind not in "iuf" or right.dtype.kind not in "iuf":
@@ -175,10 +189,10 @@ def binaries(kind: str, left: Array, right: Array, plain: Array) -> Iterator[tup
             yield f"no {word} of its {name} operand", operand
     if kind in ("sub", "div"):
         yield f"the operands of the {word} exchanged", BINARY[kind](right, left)
-    for other in {"add": ("sub", "mul"), "sub": ("add",), "mul": ("add", "div"), "div": ("mul",)}.get(kind, ()):
+    for other in SWAPPED.get(kind, ()):
         if other == "mul" and not (left.any() and right.any()):
             continue  # a product with zeros drops the other operand, which later operations may do as well
-        yield f"{WORDS[other]} for {word}", BINARY[other](left, right)
+        yield f"{WORDS.get(other, other)} for {word}", BINARY[other](left, right)
     if kind in ("add", "mul", "sub", "div") and right.dtype.kind == "f":
         yield f"the second operand of the {word} negated", BINARY[kind](left, -right)
 
@@ -298,6 +312,24 @@ def solved(number: float, rest: Callable[[float], Array | None], limit: float = 
             return None
         at, best = at - change, new
     return None
+
+
+def solutions(number: float, rest: Callable[[float], Array | None], limit: float = FIT) -> Iterator[float]:
+    """Yield the numbers in code for which a difference may vanish: one that is solved for, or usual ones.
+
+    Any number fits few results if it is solved for, but hardly ever a usual one. See `solved` for the arguments.
+    """
+    own = rest(number)
+    if own is None or not own.size:
+        return
+    if own.size >= ENOUGH:
+        value = solved(number, rest, limit)
+        yield from () if value is None else (value,)
+        return
+    for value in USUAL:
+        made = rest(value)
+        if made is not None and np.abs(made).max() <= limit:
+            yield value
 
 
 def _polished(number: float, rest: Callable[[float], Array | None], limit: float) -> float | None:

@@ -60,6 +60,11 @@ def gates(x, order):
     return sigmoid(sum(update)) * jnp.tanh(new[0] + sigmoid(sum(reset)) * new[1])
 
 
+def smoothed(x, smooth):
+    total = (x * x).sum()
+    return ((x * x)[:, :1].sum() + smooth) / (total + smooth)
+
+
 def recurring(x, start):
     return jax.lax.scan(lambda state, row: (state * jnp.tanh(row) + row,) * 2, jnp.ones(x.shape[1:]) * start, x)[1]
 
@@ -77,6 +82,8 @@ FAULTS = {
         lambda x: (x * 3).astype(int) + 1,
         lambda x: (x * 3).astype(int),
     ),
+    "1e-05 for 1": (lambda x: smoothed(x, 1e-5), lambda x: smoothed(x, 1.0)),
+    "min for max": (lambda x: jnp.minimum(x, -x), lambda x: jnp.maximum(x, -x)),
     "0 for 1": (lambda x: recurring(x, 0.0), lambda x: recurring(x, 1.0)),
     "a softmax over axis 2 of 3 for axis 1": (lambda x: softmax(x, -1), lambda x: softmax(x, 1)),
     "parts 2 and 3 of 4 exchanged": (lambda x: recurrent(x, (0, 1, 2, 3)), lambda x: recurrent(x, (0, 1, 3, 2))),

@@ -24,7 +24,17 @@ def square(x):
     return torch.cat([x, x[:, :1]], 1)
 
 
+def weighted_loss(x, **options):
+    return functional.cross_entropy(x.flatten(0, 1), torch.tensor([0, 1, 2, 3, 1, 2]), **options)
+
+
+WEIGHTS = torch.tensor([0.25, 1.0, 0.5, 2.0], dtype=torch.float64)
+
 FAULTS = {
+    "no `weight` in cross_entropy": (weighted_loss, lambda x: weighted_loss(x, weight=WEIGHTS)),
+    "no `label_smoothing` in cross_entropy": (weighted_loss, lambda x: weighted_loss(x, label_smoothing=0.1)),
+    "min for max": (lambda x: torch.min(x, -x), lambda x: torch.max(x, -x)),
+    "1e-05 for 1": (lambda x: ((x * x) / (x * x + 1e-5)).mean(), lambda x: ((x * x) / (x * x + 1.0)).mean()),
     "no addition of its second operand": (lambda x: recurrent(x, False), lambda x: recurrent(x, True)),
     "a softmax over axis 1 of 3 for axis 2": (lambda x: x.softmax(1), lambda x: x.softmax(-1)),
     "parts 0 and 1 of 2 exchanged": (

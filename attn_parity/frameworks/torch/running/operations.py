@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -10,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ....hints.changes import (
@@ -33,7 +36,7 @@ from ....hints.changes import (
     scaled_transforms,
     shifts,
     softmaxes,
-    solved,
+    solutions,
 )
 from ....sides.subject import Array, CannotPromoteError
 from ....stack import live, user_line, written_at
@@ -72,6 +75,10 @@ UNARY = frozenset(
 """Functions of torch that others are tried for."""
 
 
+UNTRIED = frozenset({"training", "inplace", "p", "bias", "running_mean", "running_var"})
+"""Options that are no mistake in a port, or that other hints name."""
+
+
 @dataclasses.dataclass
 class TorchCall:
     """One call of torch by a side's code.
@@ -83,6 +90,7 @@ class TorchCall:
         result: its result.
         where: ``file:line`` in the user's code.
         site: the index in the code that calls it: every run of this code has the same one.
+        func: the function.
     """
 
     name: str
@@ -91,6 +99,7 @@ class TorchCall:
     result: Value
     where: str = ""
     site: tuple[object, ...] = ()
+    func: Value = None
 
 
 class ChangedCalls(TorchFunctionMode):
@@ -120,7 +129,7 @@ class ChangedCalls(TorchFunctionMode):
             lines = live(sys._getframe(1))
             line = user_line(lines, {})
             site = (number,) if line is None or line.frame is None else (line.frame.f_code, line.frame.f_lasti)
-            self.calls.append(TorchCall(name, tuple(before), kwargs, _copied(result), written_at(lines), site))
+            self.calls.append(TorchCall(name, tuple(before), kwargs, _copied(result), written_at(lines), site, func))
             self.elements += sum(one.numel() for one in _flat(result)) + 1
             if self.elements > MOST_VALUES:
                 raise CannotPromoteError("its values are too many to keep")
@@ -130,7 +139,7 @@ class ChangedCalls(TorchFunctionMode):
         result = func(*args, **kwargs)
         if number not in self._at or self._change is None:
             return result
-        return self._change(TorchCall(name, args, kwargs, result))
+        return self._change(TorchCall(name, args, kwargs, result, func=func))
 
 
 def found(
@@ -191,9 +200,9 @@ def found(
                 made = results(0, group, _with_number(index, value))
                 return None if made is None else apart(made, wanted[0])
 
-            value = solved(own, rest, limits[0])
-            if value is not None and value != own and fits(group, _with_number(index, value)):
-                return [(f"{value:.6g} for {own:.6g}", call.where)]
+            for value in solutions(own, rest, limits[0]):
+                if value != own and fits(group, _with_number(index, value)):
+                    return [(f"{value:.6g} for {own:.6g}", call.where)]
     return []
 
 
@@ -241,6 +250,7 @@ def ways_of(call: TorchCall) -> Ways:
     if not isinstance(result, Tensor):
         return
     plain, operand = _array(result), _array(tensors[0])
+    yield from _defaults(call)
     if name in COMPARISONS and len(call.args) == 2:
         left, right = (np.asarray(_array(one) if isinstance(one, Tensor) else one) for one in call.args)
         yield from comparisons(name, left, right)
@@ -287,6 +297,23 @@ def ways_of(call: TorchCall) -> Ways:
             yield "exp of the negated operand", np.exp(-operand)
 
 
+def _defaults(call: TorchCall) -> Ways:
+    """Yield the results of a function of `torch.nn.functional` without an option that code gives it."""
+    if getattr(functional, call.name, None) is not call.func or not inspect.isfunction(call.func):
+        return
+    parameters = inspect.signature(call.func).parameters
+    for key, value in call.kwargs.items():
+        default = parameters[key].default if key in parameters else inspect.Parameter.empty
+        is_default = default is inspect.Parameter.empty or (not isinstance(value, Tensor) and value == default)
+        if is_default or key in UNTRIED:
+            continue
+        kept = {other: given for other, given in call.kwargs.items() if other != key}
+        with torch.no_grad(), contextlib.suppress(Exception):  # an option may need another
+            made = call.func(*call.args, **kept)
+            if isinstance(made, Tensor) and made.shape == call.result.shape and made.dtype == call.result.dtype:
+                yield f"no `{key}` in {call.name}", _array(made)
+
+
 def _axes(call: TorchCall, operand: Array) -> tuple[int, ...]:
     """Return the axes that a call reduces, all without one."""
     axes = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
@@ -313,7 +340,7 @@ def _array(tensor: Tensor) -> Array:
 
 
 def _tensor(array: Value) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return torch.from_numpy(np.array(array, order="C"))  # np.ascontiguousarray would give a number an axis
 
 
 def call_name(func: Value) -> str:

@@ -6,11 +6,22 @@ what depends on these is computed again. In loops every step has the change.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .....hints.changes import MOST_TIMES, MOST_VALUES, PER_OPERATION, Budget, agree, apart, are_alike, limit_of, solved
+from .....hints.changes import (
+    MOST_TIMES,
+    MOST_VALUES,
+    PER_OPERATION,
+    Budget,
+    agree,
+    apart,
+    are_alike,
+    limit_of,
+    solutions,
+)
 from .....sides.arrays import LargeWeight
 from .....sides.subject import Array, CannotPromoteError
 from ..numpy_interpreter import Interpreter
@@ -174,41 +185,43 @@ class ChangedPrograms(Interpreter):
         self, wanted: Sequence[Array], fits: Callable[[Mapping[int, Results]], bool], limit: float
     ) -> list[tuple[str, str]]:
         """Return the number in the code with which the results are those wanted, by solving for each."""
-        for at, operation in enumerate(self.program.operations):
-            loops = [self._program(operation.params[key]) for key in ("jaxpr",) if operation.name == "scan"]
-            for program, position in [
-                (self.program, at),
-                *((body, inner) for body in loops for inner in range(len(body.operations))),
-            ]:
-                item = program.operations[position]
-                if item.called[-1:] == ("_mean",):  # a count, which code does not hold
-                    continue
-                for index, number in literals(item):
+        for number, where, changes in self._replaced():
 
-                    def changes(
-                        value: float,
-                        index: int = index,
-                        program: Program = program,
-                        position: int = position,
-                        at: int = at,
-                    ) -> Mapping[int, Results]:
-                        results = {position: program.operations[position].with_number(index, value)}
-                        if program is self.program:
-                            return results
-                        return {
-                            at: self._in_loop(
-                                self.program.operations[at], program, ProgramChange("", position, results)
-                            )
-                        }
+            def rest(value: float, changes: Callable[[float], Mapping[int, Results]] = changes) -> Array | None:
+                outputs = self.changed(changes(value))
+                return apart(self.outputs if outputs is None else outputs, wanted)
 
-                    def rest(value: float, changes: Callable[..., Mapping[int, Results]] = changes) -> Array | None:
-                        outputs = self.changed(changes(value))
-                        return apart(self.outputs if outputs is None else outputs, wanted)
-
-                    value = solved(number, rest, limit)
-                    if value is not None and value != number and fits(changes(value)):
-                        return [(f"{value:.6g} for {number:.6g}", item.where)]
+            for value in solutions(number, rest, limit):
+                if value != number and fits(changes(value)):
+                    return [(f"{value:.6g} for {number:.6g}", where)]
         return []
+
+    def _replaced(self) -> Iterator[tuple[float, str, Callable[[float], Mapping[int, Results]]]]:
+        """Yield the numbers in code, their lines, and changes to another one: all equal ones of a line, then each."""
+        groups: dict[tuple[int, str, float], list[tuple[int, int]]] = {}
+        programs = {-1: self.program}
+        for at, operation in enumerate(self.program.operations):
+            if operation.name == "scan":
+                programs[at] = self._program(operation.params["jaxpr"])
+            inside = [(-1, at, operation)]
+            if at in programs:
+                inside += [(at, position, item) for position, item in enumerate(programs[at].operations)]
+            for loop, position, item in inside:
+                if item.called[-1:] != ("_mean",):  # a count, which code does not hold
+                    for index, number in literals(item):
+                        groups.setdefault((loop, item.where, number), []).append((position, index))
+        for (loop, where, number), places in groups.items():
+            for some in dict.fromkeys((tuple(places), *((place,) for place in places))):
+                yield number, where, functools.partial(self._with_number, programs, loop, some)
+
+    def _with_number(
+        self, programs: Mapping[int, Program], loop: int, places: Sequence[tuple[int, int]], value: float
+    ) -> Mapping[int, Results]:
+        """Return the results with another number at some operands, in the loop that stands there unless it is -1."""
+        program = programs[loop]
+        results = {position: program.operations[position].with_number(index, value) for position, index in places}
+        change = ProgramChange("", min(results), results)
+        return results if loop < 0 else {loop: self._in_loop(self.program.operations[loop], program, change)}
 
 
 def _sizes(values: Iterable[Value]) -> int:
