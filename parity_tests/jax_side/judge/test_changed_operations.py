@@ -83,6 +83,11 @@ FAULTS = {
         lambda x: (x * 3).astype(int),
     ),
     "1e-05 for 1": (lambda x: smoothed(x, 1e-5), lambda x: smoothed(x, 1.0)),
+    "no choice of -1e+30": (lambda x: softmax(x, -1), lambda x: softmax(jnp.where(x > 0.9, -1e30, x), -1)),
+    "-inf for 0": (
+        lambda x: softmax(jnp.where(x > 0.9, -1e30, x), -1),
+        lambda x: softmax(jnp.where(x > 0.9, 0.0, x), -1),
+    ),
     "min for max": (lambda x: jnp.minimum(x, -x), lambda x: jnp.maximum(x, -x)),
     "0 for 1": (lambda x: recurring(x, 0.0), lambda x: recurring(x, 1.0)),
     "a softmax over axis 2 of 3 for axis 1": (lambda x: softmax(x, -1), lambda x: softmax(x, 1)),

@@ -33,6 +33,8 @@ WEIGHTS = torch.tensor([0.25, 1.0, 0.5, 2.0], dtype=torch.float64)
 FAULTS = {
     "no `weight` in cross_entropy": (weighted_loss, lambda x: weighted_loss(x, weight=WEIGHTS)),
     "no `label_smoothing` in cross_entropy": (weighted_loss, lambda x: weighted_loss(x, label_smoothing=0.1)),
+    "no clamp": (lambda x: x * 2 + 1, lambda x: (x * 2).clamp(-1, 1) + 1),
+    "masked_fill by 0": (lambda x: x.masked_fill(x > 0, 0.0).exp(), lambda x: x.masked_fill(x > 0, 0.5).exp()),
     "min for max": (lambda x: torch.min(x, -x), lambda x: torch.max(x, -x)),
     "1e-05 for 1": (lambda x: ((x * x) / (x * x + 1e-5)).mean(), lambda x: ((x * x) / (x * x + 1.0)).mean()),
     "no addition of its second operand": (lambda x: recurrent(x, False), lambda x: recurrent(x, True)),

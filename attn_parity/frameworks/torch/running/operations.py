@@ -75,6 +75,9 @@ UNARY = frozenset(
 """Functions of torch that others are tried for."""
 
 
+LIMITING = frozenset(("clamp", "clamp_min", "clamp_max", "clip", "masked_fill", "tril", "triu"))
+"""Functions of torch that leave a part of their operand as it is, so that ports may lack them."""
+
 UNTRIED = frozenset({"training", "inplace", "p", "bias", "running_mean", "running_var"})
 """Options that are no mistake in a port, or that other hints name."""
 
@@ -291,6 +294,11 @@ def ways_of(call: TorchCall) -> Ways:
                 yield text, value
     elif name in ("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"):
         yield from _pools(call, name)
+    elif name in LIMITING and operand.shape == plain.shape:
+        yield f"no {name}", operand
+        if name == "masked_fill" and len(call.args) == 3 and isinstance(call.args[1], Tensor):
+            for filled in (0.0, -np.inf):
+                yield f"masked_fill by {filled:g}", np.where(_array(call.args[1]), filled, operand)
     elif name in UNARY and operand.shape == plain.shape:
         yield from functions(name, operand, plain)
         if name == "exp":

@@ -136,10 +136,42 @@ def of_comparison(program: Program, operation: Operation) -> Iterator[ProgramCha
 
 
 def of_select(program: Program, operation: Operation) -> Iterator[ProgramChange]:
-    """Yield the other branch of a choice."""
-    if len(operation.operands) == 3:
-        results = operation.taking(lambda which, no, yes: [which, yes, no])
-        yield ProgramChange("the branches of a choice exchanged", operation.at, {operation.at: results})
+    """Yield the other branch of a choice, and another constant in the place of one."""
+    if len(operation.operands) != 3:
+        return
+    results = operation.taking(lambda which, no, yes: [which, yes, no])
+    yield ProgramChange("the branches of a choice exchanged", operation.at, {operation.at: results})
+    for index in (1, 2):
+        number = _constant(program, operation.operands[index])
+        if number is None or operation.shape.dtype != np.float64:
+            continue
+        yield operation.computed(f"no choice of {number:g}", functools.partial(_branch, 3 - index))
+        for filled in (0.0, -np.inf):
+            if filled != number:
+                chosen = functools.partial(_filled, index, filled)
+                yield ProgramChange(
+                    f"{filled:g} for {number:g}", operation.at, {operation.at: operation.taking(chosen)}
+                )
+
+
+def _constant(program: Program, atom: Atom) -> float | None:
+    """Return the number in code that an operand repeats; None if it is none."""
+    while isinstance(atom, int) and atom in program.makes:
+        maker = program.operations[program.makes[atom]]
+        if maker.name not in ("broadcast_in_dim", "convert_element_type"):
+            return None
+        atom = maker.operands[0]
+    is_number = isinstance(atom, core.Literal) and np.ndim(atom.val) == 0
+    return float(atom.val) if is_number else None
+
+
+def _branch(index: int, *operands: Array) -> Array:
+    return operands[index]
+
+
+def _filled(index: int, number: float, *operands: Array) -> list[Array]:
+    """Return the operands of a choice with a number in the place of a branch."""
+    return [np.full(item.shape, number) if at == index else item for at, item in enumerate(operands)]
 
 
 def of_positions(program: Program, operation: Operation) -> Iterator[ProgramChange]:
