@@ -15,6 +15,9 @@ FEW = 64
 ROWS = 512
 """Most rows that a ratio is estimated from; more would not change it."""
 
+HALF = 0.5
+"""Least part of a border that another padding changes."""
+
 PER_ROW = 0.1
 """How far the logarithm of a ratio is from 0 that eps alone rarely explains."""
 
@@ -236,6 +239,24 @@ def _normalised(case: Case) -> str:
     )
 
 
+def _partly_scaled(case: Case) -> str:
+    """Recognise a scale of some channels alone: those agree up to one number, and the others agree."""
+    if case.is_gradient:
+        return ""
+    for axis, size in enumerate(case.first.shape):
+        pairs = zip(*(np.moveaxis(array, axis, 0)[:ROWS] for array in (case.first, case.second)), strict=True)
+        ratios = [ratio_of(first, second) for first, second in pairs] if 1 < size <= ROWS else [None]
+        if None in ratios:
+            continue
+        factors = np.array(ratios, dtype=np.float64)
+        scaled = np.flatnonzero(np.abs(factors - 1) > FIT)
+        if 0 < len(scaled) < size > 2 and float(np.ptp(factors[scaled])) <= FIT * float(np.abs(factors).max()):
+            first, second = case.labels
+            which = f"{len(scaled)} of {size} along axis {axis} of {second}, from {scaled[0]} on,"
+            return f"{which} are {factors[scaled[0]]:.6g} times {first}'s, the others agree"
+    return ""
+
+
 def multiples(case: Case) -> str:
     """Describe rows or channels that are multiples of the other side's where no norm can be the cause."""
     return "" if case.may_hold("norm") else _normalised(case)
@@ -258,12 +279,6 @@ def _by_channel(case: Case, first_numbers: Array, second_numbers: Array, count: 
     if not ratios or None in ratios:
         return ""
     factors = np.array(ratios, dtype=np.float64)
-    scaled = np.abs(factors - 1) > FIT
-    unshifted = float(np.abs(first_numbers * factors - second_numbers).max()) <= FIT * case.scale
-    if unshifted and scaled.any() and not scaled.all() and float(np.ptp(factors[scaled])) <= FIT:
-        some, first, second = np.flatnonzero(scaled), *case.labels
-        share = f"{len(some)} of {len(scaled)} channels of {second}, from {some[0]} on,"
-        return f"{share} are {factors[some[0]]:.6g} times {first}'s, the others agree"
     middle = float(np.median(factors))
     is_norm = case.may_hold("norm")
     recognised = variance(middle, count) if is_norm and float(np.ptp(factors)) <= 0.05 * abs(middle - 1) else ""
@@ -396,7 +411,10 @@ def _edges(case: Case) -> str:
         plane = np.asarray(off.any(axis=others))
         if min(plane.shape) < 3 or plane[1:-1, 1:-1].any():
             continue
-        if plane[1:-1, [0, -1]].any() and plane[[0, -1], 1:-1].any():
+        borders = [np.take(off, place, axis) for axis in axes for place in (0, -1)]
+        # What is beyond the border reaches all that is next to it.
+        reached = all(border.mean() >= HALF for border in borders if border.any())
+        if plane[1:-1, [0, -1]].any() and plane[[0, -1], 1:-1].any() and reached:
             return "only the border of the image differs: consistent with another padding"
     return ""
 
@@ -409,6 +427,7 @@ RELATIONS: tuple[Callable[[Case], str], ...] = (
     _transposed,
     _rotated,
     _padding_row,
+    _partly_scaled,
     _normalised,
     _edges,
     positions,

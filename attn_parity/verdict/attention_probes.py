@@ -167,7 +167,7 @@ def _on_scale(runner: Live, sample: Sample, before: dict[Side, list[Array]]) -> 
                     f"scores that lack 1/sqrt(width of a head) in {lacking}, or have it twice in {twice}, or with "
                     f"{wider}"
                     if width >= MIN
-                    else wider
+                    else f"{wider}, or with scores that lack this factor in {lacking}"
                 )
                 return f"the sides agree with the queries of {lacking} times 1/sqrt({width}): consistent with {cause}"
     return ""

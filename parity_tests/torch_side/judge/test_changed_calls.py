@@ -28,6 +28,11 @@ def weighted_loss(x, **options):
     return functional.cross_entropy(x.flatten(0, 1), torch.tensor([0, 1, 2, 3, 1, 2]), **options)
 
 
+def added(total, x):
+    total += x
+    return total
+
+
 WEIGHTS = torch.tensor([0.25, 1.0, 0.5, 2.0], dtype=torch.float64)
 
 FAULTS = {
@@ -35,6 +40,7 @@ FAULTS = {
     "no `label_smoothing` in cross_entropy": (weighted_loss, lambda x: weighted_loss(x, label_smoothing=0.1)),
     "no clamp": (lambda x: x * 2 + 1, lambda x: (x * 2).clamp(-1, 1) + 1),
     "masked_fill by 0": (lambda x: x.masked_fill(x > 0, 0.0).exp(), lambda x: x.masked_fill(x > 0, 0.5).exp()),
+    "no addition of its first operand": (lambda x: x.sin(), lambda x: added(x.cos(), x.sin())),
     "min for max": (lambda x: torch.min(x, -x), lambda x: torch.max(x, -x)),
     "1e-05 for 1": (lambda x: ((x * x) / (x * x + 1e-5)).mean(), lambda x: ((x * x) / (x * x + 1.0)).mean()),
     "no addition of its second operand": (lambda x: recurrent(x, False), lambda x: recurrent(x, True)),
@@ -80,6 +86,12 @@ def changes(right, wrong):
 def test_changes_are_found(fault):
     right, wrong = FAULTS[fault]
     assert fault in [text for text, _ in changes(right, wrong)]
+
+
+def test_a_sum_in_place_is_no_difference():
+    """The first operand is what it was before the call."""
+    (text, _), *_ = changes(lambda x: x.cos(), lambda x: added(x.cos(), x.sin()))
+    assert text == "no addition of its second operand"
 
 
 def test_changes_name_their_line():

@@ -75,7 +75,7 @@ UNARY = frozenset(
 """Functions of torch that others are tried for."""
 
 
-LIMITING = frozenset(("clamp", "clamp_min", "clamp_max", "clip", "masked_fill", "tril", "triu"))
+LIMITING = frozenset(("clamp", "clamp_min", "clamp_max", "clip", "masked_fill", "tril", "triu", "remainder", "fmod"))
 """Functions of torch that leave a part of their operand as it is, so that ports may lack them."""
 
 UNTRIED = frozenset({"training", "inplace", "p", "bias", "running_mean", "running_var"})
@@ -139,10 +139,10 @@ class ChangedCalls(TorchFunctionMode):
             return result
         if number > self._most:
             raise CannotPromoteError("it does not end with this change")
-        result = func(*args, **kwargs)
         if number not in self._at or self._change is None:
-            return result
-        return self._change(TorchCall(name, args, kwargs, result, func=func))
+            return func(*args, **kwargs)
+        before = tuple(map(_copied, args))  # a call in place, such as `x += y`, writes its first operand
+        return self._change(TorchCall(name, before, kwargs, func(*args, **kwargs), func=func))
 
 
 def found(

@@ -538,8 +538,18 @@ def test_numbers_that_are_the_same_along_a_row_are_no_norm():
 
 def test_channels_with_another_factor_are_counted():
     factor = np.where(np.arange(16) < 5, 1.0, 0.25)
-    expected = "11 of 16 channels of Flax, from 5 on, are 0.25 times torch's, the others agree"
+    expected = "11 of 16 along axis 2 of Flax, from 5 on, are 0.25 times torch's, the others agree"
     assert hint(X, X * factor, draw(3, 7, 4)) == expected
+    hue = np.array([57.2957795, 1.0, 1.0]).reshape(1, 3, 1, 1)
+    colours = np.abs(draw(2, 3, 4, 5))
+    expected = "1 of 3 along axis 1 of Flax, from 0 on, are 57.2958 times torch's, the others agree"
+    assert hint(colours, colours * hue, first_settings={"eps": 1e-8}) == expected
+
+
+def test_some_numbers_at_a_border_are_no_padding():
+    image, moved = draw(2, 3, 4, 5), np.zeros((2, 3, 4, 5))
+    moved[0, 0, 0, 1:3] = moved[1, 0, 1:3, 0] = 1.0
+    assert "padding" not in hint(image, image + moved)
 
 
 def test_equal_and_nonfinite_values_get_no_hint():

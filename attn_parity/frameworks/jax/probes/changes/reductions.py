@@ -85,12 +85,12 @@ def of_convolution(program: Program, operation: Operation) -> Iterator[ProgramCh
     sizes = [operation.shapes[1].shape[axis] for axis in axes]
     own = tuple(operation.params["rhs_dilation"])
     for step in DILATIONS:
-        way = (step,) * len(own)
-        spread = [(other - one) * (size - 1) for other, one, size in zip(way, own, sizes, strict=True)]
+        steps = (step,) * len(own)
+        spread = [(other - one) * (size - 1) for other, one, size in zip(steps, own, sizes, strict=True)]
         moved = tuple(_widened(pads, more) for pads, more in zip(padding, spread, strict=True))
         if any(spread) and None not in moved:
-            text = f"dilation {list(way)} for {list(own)}"
-            yield operation.with_params(text, rhs_dilation=way, padding=moved)
+            text = f"dilation {list(steps)} for {list(own)}"
+            yield operation.with_params(text, rhs_dilation=steps, padding=moved)
     kernels: dict[str, Callable[[Array], Array]] = {}
     if max(sizes, default=1) > 1:
         kernels["the kernel flipped"] = lambda kernel: np.flip(kernel, axes)
