@@ -27,8 +27,9 @@ VAGUE = (
     "consistent with another padding",
     "another variance in a norm",
     "as a router's",
+    "another scale per channel",
 )
-"""Ends of relations that many causes have: a change of one operation with which both sides agree says more."""
+"""Ends of relations that many causes have; a changed operation with which both sides agree is named before them."""
 
 CLASSES = ("first_class", "second_class")
 

@@ -174,11 +174,11 @@ def _layers_fit(sides: TensorSides) -> Callable[[int, int], bool]:
     for roles, names in zip(members, sides.names, strict=True):
         for position, name in enumerate(names):
             roles.setdefault(name.layer, {})[name.role] = position
-    held = [frozenset(name.role for name in names) for names in sides.names]
+    roles_of = [frozenset(name.role for name in names) for names in sides.names]
 
     def fits(i: int, j: int) -> bool:
         ours, theirs = (members[side][sides.names[side][at].layer] for side, at in ((0, i), (1, j)))
-        if (theirs.keys() - ours.keys()) & held[0] or (ours.keys() - theirs.keys()) & held[1]:
+        if (theirs.keys() - ours.keys()) & roles_of[0] or (ours.keys() - theirs.keys()) & roles_of[1]:
             return False
         return all(sides.options(ours[role], theirs[role]).ways for role in ours.keys() & theirs.keys() if role)
 

@@ -269,12 +269,10 @@ def _assigned(sides: TensorSides, settled: Sequence[Link], labels: Labels) -> tu
         if i not in open_ones and sides.names[0][i].role == sides.names[1][j].role == "bias":
             layers.setdefault(layer_of(sides.first[i]), layer_of(sides.second[j]))
     layers.pop("", None)
-    torn = [
-        i
-        for i, j in enumerate(assignment)
-        if layers.get(layer_of(sides.first[i])) not in (None, layer_of(sides.second[j]))
-    ]
-    if groups or torn:  # a bias goes where the matrix of its layer went, and a scale where the bias went
+    went = [(layers.get(layer_of(sides.first[i])), layer_of(sides.second[j])) for i, j in enumerate(assignment)]
+    if groups or any(
+        known not in (None, layer) for known, layer in went
+    ):  # a bias goes where the matrix of its layer went, and a scale where the bias went
         # Again with the layers of settled matrices: a bias fits any layer of its width, and only its matrix tells
         # which.
         scores = scores + LAYER * sides.within(layers)

@@ -79,7 +79,7 @@ LIMITING = frozenset(("clamp", "clamp_min", "clamp_max", "clip", "masked_fill", 
 """Functions of torch that leave a part of their operand as it is, so that ports may lack them."""
 
 UNTRIED = frozenset({"training", "inplace", "p", "bias", "running_mean", "running_var"})
-"""Options that are no mistake in a port, or that other hints name."""
+"""Options that belong to the mode or the weights of a layer, and those that other hints name."""
 
 
 @dataclasses.dataclass
@@ -141,8 +141,8 @@ class ChangedCalls(TorchFunctionMode):
             raise CannotPromoteError("it does not end with this change")
         if number not in self._at or self._change is None:
             return func(*args, **kwargs)
-        before = tuple(map(_copied, args))  # a call in place, such as `x += y`, writes its first operand
-        return self._change(TorchCall(name, before, kwargs, func(*args, **kwargs), func=func))
+        operands = tuple(map(_copied, args))  # a call in place, such as `x += y`, writes its first operand
+        return self._change(TorchCall(name, operands, kwargs, func(*args, **kwargs), func=func))
 
 
 def found(

@@ -180,7 +180,7 @@ FAULTS = {
         lambda: SplitAttention(scale=8**-0.5),
         (2, 7, 8),
         "the sides agree with the queries of torch times 1/sqrt(2): consistent with scores by the root of a width 2 "
-        "times as large in Flax",
+        "times as large in Flax, or with scores that lack this factor in torch",
     ),
     "a scalar loss times 1.0005": (
         Loss,

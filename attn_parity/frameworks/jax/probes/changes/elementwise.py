@@ -136,7 +136,7 @@ def of_comparison(program: Program, operation: Operation) -> Iterator[ProgramCha
 
 
 def of_select(program: Program, operation: Operation) -> Iterator[ProgramChange]:
-    """Yield the other branch of a choice, and another constant in the place of one."""
+    """Yield the other branch of a choice, and a branch that is filled with another number."""
     if len(operation.operands) != 3:
         return
     results = operation.taking(lambda which, no, yes: [which, yes, no])
@@ -155,7 +155,7 @@ def of_select(program: Program, operation: Operation) -> Iterator[ProgramChange]
 
 
 def _constant(program: Program, atom: Atom) -> float | None:
-    """Return the number in code that an operand repeats; None if it is none."""
+    """Return the number in code that an operand repeats; None for computed operands."""
     while isinstance(atom, int) and atom in program.makes:
         maker = program.operations[program.makes[atom]]
         if maker.name not in ("broadcast_in_dim", "convert_element_type"):
@@ -170,7 +170,7 @@ def _branch(index: int, *operands: Array) -> Array:
 
 
 def _filled(index: int, number: float, *operands: Array) -> list[Array]:
-    """Return the operands of a choice with a number in the place of a branch."""
+    """Return the operands of a choice, one of its branches filled with a number."""
     return [np.full(item.shape, number) if at == index else item for at, item in enumerate(operands)]
 
 
