@@ -103,6 +103,8 @@ def checked_of(reader: Reader) -> dict[str, object]:
     config, path = of_reader(reader), reader.path
     kind = config.get("model_type")
     try:
+        if kind is not None and not isinstance(kind, str):
+            raise TypeError(f"model_type must be text, got {printable(json.dumps(kind), 40)}")
         if isinstance(kind, str) and kind.removeprefix(OWN) in OWN_MODELS and kind.startswith(OWN):
             OWN_MODELS[kind.removeprefix(OWN)].read(config)
         elif kind is not None or "dim" in config:  # of a library, or of Meta; any other has settings for layouts alone
@@ -138,7 +140,9 @@ def _object(path: Path, text: bytes) -> dict[str, object]:
     """Return the JSON object in the text of a file."""
     try:
         document = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise CheckpointError(f"{path} can't be read as JSON: it is nested too deeply") from None
+    except ValueError as error:
         raise CheckpointError(f"{path} can't be read as JSON: {printable(error)}") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path} must hold a JSON object, got {printable(json.dumps(document), 40)}")

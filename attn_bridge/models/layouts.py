@@ -184,6 +184,9 @@ def detect(names: Iterable[str], model_type: object = None) -> Layout:
     except RefusedTensorError as error:
         raise LayoutError(f"{error}{_advice(shapes, model_type)}") from None
     except LayoutError as error:
+        computed = strangers.why_computed(shapes)
+        if computed:  # before any advice, which would leave that weight out
+            raise LayoutError(computed) from None
         advised = _advice(shapes, model_type).removeprefix("; ")
         raise LayoutError(f"{advised}; {error}" if advised else strangers.why(shapes) or str(error)) from None
 

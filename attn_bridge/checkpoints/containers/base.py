@@ -106,6 +106,7 @@ class Reader(abc.ABC):
         random_access: whether `read_range` costs only the bytes that it returns.
         notes: messages for the user: files with names of the container that are left out, and values that are skipped.
         unread: name of a tensor that can't be read -> the reason.
+        shared: name of a tensor that is stored once for several names -> the name that it is stored under.
         chosen: the step and the item that were read from a folder with several.
     """
 
@@ -113,6 +114,7 @@ class Reader(abc.ABC):
     random_access: ClassVar[bool] = True
     notes: tuple[str, ...] = ()
     unread: Mapping[str, str] = MappingProxyType({})
+    shared: Mapping[str, str] = MappingProxyType({})
     chosen: Mapping[str, int | str] = MappingProxyType({})
     path: Path
     tensors: dict[str, TensorInfo]

@@ -58,7 +58,7 @@ def resolve_below(folder: Path, path: Path) -> tuple[Path, Path]:
     for above in root.parents:
         if above.name == "snapshots" and real.parent == above.parent / "blobs":
             return real, real.parent
-    raise LinkError("is a link out of its folder")
+    raise LinkError("is a link out of its folder; put a copy of the file there")
 
 
 def open_below(folder: Path, path: Path) -> int:

@@ -15,7 +15,7 @@ from .files import bad, check_count, check_infos, check_name, check_shape, parse
 from .placed import PlacedWriter
 from .remote import is_remote
 from .remote.targets import put
-from .shards import ShardedReader, index_of
+from .shards import ShardedReader, index_of, share
 from .sources import FileReader, inside
 from .writing import dump_json, sync_folder
 
@@ -100,6 +100,7 @@ class SafetensorsReader(FileReader):
         check_count(path, len(header))
         _check_whole(path, self.metadata.get(PIECES, ""))
         self._place(header, 8 + length)
+        self._share()
 
     def _place(self, header: dict[str, object], begin: int) -> None:
         """Check every entry, and that together they cover the rest of the file."""
@@ -137,6 +138,13 @@ class SafetensorsReader(FileReader):
             end, before = stop, info.name
         if begin + end != self._file.size:
             raise bad(self.path, f"its tensors end at byte {begin + end}; the file has {self._file.size}")
+
+    def _share(self) -> None:
+        """Add the names that ``__metadata__`` has of tensors stored under another name, as `save_model` leaves them."""
+        self.shared, notes = share(self.path, self.tensors, self.metadata)
+        self.notes = (*self.notes, *notes)
+        for name, stored in self.shared.items():
+            self._pieces[name] = self._pieces[stored]
 
 
 def _check_whole(path: Path, offsets: str) -> None:

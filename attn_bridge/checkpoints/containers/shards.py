@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ...printable import printable
 from ...whole_files import JsonObject
 from .base import MAX_HEADER, Reader, TensorInfo
-from .files import bad, check_count, listed, parse_json
+from .files import bad, check_count, check_name, listed, parse_json
 from .remote import open_all
 from .sources import inside, read_file
 
@@ -70,6 +70,7 @@ class ShardedReader(Reader):
                 self.tensors[name] = TensorInfo(name, info.dtype, info.shape, file)
             check_count(folder, len(self.tensors))
         self.unread = {name: kind for part in parts for name, kind in part.unread.items()}
+        self.shared = {name: stored for part in parts for name, stored in part.shared.items()}
         self.notes += tuple(dict.fromkeys(note for part in parts for note in part.notes))
         if twice:
             raise bad(folder, f"tensors come twice: {listed(twice, SHOWN)}; give one of the files")
@@ -78,6 +79,8 @@ class ShardedReader(Reader):
         self.metadata = {"files": {file: part.metadata for file, part in self._parts.items()}}
         if index is not None:
             self.metadata["index"] = own
+            shared, notes = share(index, self.tensors, own)
+            self.shared, self.notes = {**self.shared, **shared}, (*self.notes, *notes)
 
     @staticmethod
     def _read_index(folder: Path, index: Path) -> tuple[JsonObject, JsonObject]:
@@ -105,7 +108,7 @@ class ShardedReader(Reader):
             elif name in self.tensors and self.tensors[name].file != file:
                 wrong.append(f"{printable(name)} is in {printable(self.tensors[name].file)}, not in {printable(file)}")
         for name, info in self.tensors.items():
-            if name not in weight_map:
+            if name not in weight_map and name not in self.shared:
                 wrong.append(f"{printable(name)} of {printable(info.file)} is not in the index")
         if wrong:
             raise bad(self._index, f"index and files differ: {listed(wrong)}")
@@ -119,21 +122,51 @@ class ShardedReader(Reader):
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor from its file."""
-        return self._parts[self.tensors[name].file].read_range(name, start, stop)
+        return self._parts[self.tensors[name].file].read_range(self.shared.get(name, name), start, stop)
 
     def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Read bytes of a tensor from its file into `into`."""
-        self._parts[self.tensors[name].file].read_into(name, start, into)
+        self._parts[self.tensors[name].file].read_into(self.shared.get(name, name), start, into)
 
     def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
         """Begin to read bytes of tensors that will be needed soon."""
         for file, some in itertools.groupby(ranges, lambda byte_range: self.tensors[byte_range[0]].file):
-            self._parts[file].read_ahead(list(some))
+            self._parts[file].read_ahead([(self.shared.get(name, name), start, stop) for name, start, stop in some])
 
     def close(self) -> None:
         """Close all files."""
         for part in self._parts.values():
             part.close()
+
+
+def share(
+    path: Path, tensors: dict[str, TensorInfo], metadata: Mapping[str, object]
+) -> tuple[dict[str, str], list[str]]:
+    """Add the tensors that metadata maps to others, as libraries leave them that store a tied tensor once.
+
+    Args:
+        path: the file that has the metadata.
+        tensors: name -> header; the further names are added.
+        metadata: of a file (``safetensors.torch.save_model``) or of an index (``save_torch_model`` of the hub's
+            library): name that was left out -> name that it is stored under, among other keys.
+
+    Returns:
+        The names that were added, each with the name that it is stored under, and a note on them.
+
+    Raises:
+        CheckpointError: there are too many, or a name has control characters.
+    """
+    shared = {
+        name: stored
+        for name, stored in metadata.items()
+        if isinstance(stored, str) and stored in tensors and name not in tensors
+    }
+    check_count(path, len(tensors) + len(shared))
+    for name, stored in shared.items():
+        info = tensors[stored]
+        tensors[check_name(path, name)] = TensorInfo(name, info.dtype, info.shape, info.file)
+    pairs = [f"{printable(name)} is {printable(stored)}" for name, stored in shared.items()]
+    return shared, [f"stored once for several names, as the metadata says: {listed(pairs, SHOWN)}"] if pairs else []
 
 
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<ending>\..+)")

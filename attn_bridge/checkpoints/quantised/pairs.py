@@ -163,6 +163,7 @@ OTHER_METHODS = {
     ".trellis": (".suh", "EXL3"),
     ".q_weight": (".q_scale", "EXL2"),
     ".weight._data": (".weight._scale", "quanto"),
+    ".weight._data._data": (".weight._shift", "quanto"),
     ".W_q": (".zero", "HQQ"),
     ".codebooks": (".codes", "AQLM"),
     ".biases": (".scales", "MLX"),

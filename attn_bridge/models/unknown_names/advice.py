@@ -159,6 +159,9 @@ def dropped_for(names: Collection[str], layout: Layout, covered: Mapping[str, ob
         is_plain = all(patterns) and not any(map(_of_generator, covered))
         return tuple(dict.fromkeys(patterns)) if is_plain and len(covered) >= LEAST_OF_PART * len(names) else ()
     others = sum(1 for name in rest if not is_moment(name))
+    head = f".{layout.head.rpartition('.')[0]}."
+    if layout.head and any(head in f".{name}" for name in rest):
+        return ()  # what is below the head's name is the head, in another form or with a part more
     inside = {name.rpartition(".")[0].rpartition(".")[0] for name in covered} - {layout.match(names)[0].rstrip("."), ""}
     if any(name.rpartition(".")[0].rpartition(".")[0] in inside for name in rest):
         return ()  # a norm more beside those of a block or a side is a part of a model that computes something else

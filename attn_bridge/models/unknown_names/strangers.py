@@ -24,6 +24,31 @@ _PROGRAMS = (
 )  # fmt: skip
 """Pattern of a name, or of its end after a dot -> the program that it is of, and a remedy."""
 
+_COMPUTED = (
+    (".parametrizations.{}.original", "", "a parametrization of torch computes {} from it: "
+     "torch.nn.utils.parametrize.remove_parametrizations(module, {!r})"),
+    (".parametrizations.{}.original0", "", "a parametrization of torch computes {} from it: "
+     "torch.nn.utils.parametrize.remove_parametrizations(module, {!r})"),
+    (".{}_orig", ".{}_mask", "torch.nn.utils.prune masks {}: prune.remove(module, {!r})"),
+    (".{}_orig", ".{}_u", "torch's spectral_norm computes {} from it: "
+     "torch.nn.utils.remove_spectral_norm(module, {!r})"),
+    (".{}_g", ".{}_v", "torch's weight_norm computes {} from it: torch.nn.utils.remove_weight_norm(module, {!r})"),
+)  # fmt: skip
+"""Ending of a name, that of a name beside it, and what makes the weight of both: ``{}`` is the weight's own name."""
+
+
+def why_computed(names: Iterable[str]) -> str:
+    """Return why a weight is not in the file but made of others in each call, and the remedy; "" if none is."""
+    names = set(names)
+    for name in sorted(names):
+        for own in ("weight", "bias"):
+            for ending, beside, text in _COMPUTED:
+                front = name.removesuffix(ending.format(own))
+                if front != name and front + (beside or ending).format(own) in names:
+                    made = text.format(printable(f"{front}.{own}"), own)
+                    return f"{printable(name)}: {made} makes it a plain tensor again; save the state_dict after that"
+    return ""
+
 
 def why(names: Iterable[str]) -> str:
     """Return the program that names are of and a remedy, with the first such name; "" if it is not known."""

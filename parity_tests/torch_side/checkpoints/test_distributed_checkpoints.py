@@ -174,3 +174,27 @@ def test_a_tensor_stored_through_an_extension_is_refused(tmp_path):
     (path / ".metadata").write_bytes(pickle.dumps(whole))
     with pytest.raises(CheckpointError, match="a was stored by the extension"):
         open_reader(path)
+
+
+def test_files_of_safetensors_in_a_distributed_checkpoint_are_named(tmp_path):
+    state = {name: torch.arange(6.0).reshape(2, 3) + number for number, name in enumerate("ab")}
+    kind = dcp.filesystem.SerializationFormat.SAFETENSORS
+    writer = dcp.FileSystemWriter(tmp_path / "x", serialization_format=kind)
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    named = (
+        r"x/__0_0\.distcp: is a file of safetensors.* --source-format safetensors reads it .*; give this file as SRC$"
+    )
+    with pytest.raises(CheckpointError, match=named):
+        checkpoints.read(tmp_path / "x")
+    source = tmp_path / "x" / "__0_0.distcp"
+    checkpoints.convert(source, tmp_path / "y.npz", to_layout="same", source_format="safetensors")
+    found = checkpoints.read(tmp_path / "y.npz")
+    assert all((found[name] == tensor.numpy()).all() for name, tensor in state.items())
+
+
+def test_state_that_is_not_flattened_is_refused_with_how_to_save_it(tmp_path):
+    state = {"model": {"w": torch.ones(2), "list": [torch.ones(1)]}}
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    dcp.save(state, checkpoint_id=tmp_path / "x", planner=planner, no_dist=True)
+    with pytest.raises(CheckpointError, match=r"x: holds no tensor but objects, such as model: save it with keys that"):
+        checkpoints.read(tmp_path / "x")

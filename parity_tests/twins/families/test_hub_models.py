@@ -189,7 +189,9 @@ def test_a_link_out_of_the_folder_is_never_pushed(hub, tmp_path):
     gpt("torch").save_pretrained(tmp_path / "model")
     (tmp_path / "secret.json").write_text('{"secret": 1}')
     (tmp_path / "model" / "notes.json").symlink_to(tmp_path / "secret.json")
-    with pytest.raises(CheckpointError, match=r"model: the file notes\.json is a link out of its folder$"):
+    with pytest.raises(
+        CheckpointError, match=r"model: the file notes\.json is a link out of its folder; put a copy of the file there$"
+    ):
         checkpoints.push_to_hub(tmp_path / "model", NAME)
     assert hub.requests == []
     (tmp_path / "model" / "notes.json").unlink()

@@ -244,7 +244,9 @@ def test_both_refuse_files_that_link_out_of_the_folder(tmp_path, name):
     (tmp_path / "hf" / name).rename(tmp_path / "outside")
     (tmp_path / "hf" / name).symlink_to(tmp_path / "outside")
     for make in (torch_attn.GPTModel.from_pretrained, jax_attn.GPTModel.from_pretrained):
-        with pytest.raises(CheckpointError, match=f"hf: the file {name} is a link out of its folder$"):
+        with pytest.raises(
+            CheckpointError, match=f"hf: the file {name} is a link out of its folder; put a copy of the file there$"
+        ):
             make(tmp_path / "hf")
 
 

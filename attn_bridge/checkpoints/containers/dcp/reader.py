@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from ....printable import printable
+from .. import mistaken
 from ..base import DCP_METADATA as METADATA
 from ..base import MAX_HEADER, CheckpointError, Extent
 from ..files import File, bad, listed
@@ -78,6 +79,9 @@ class DcpReader(ChunkedReader[Extent]):
             if UNREAD in others:
                 raise bad(own, f"has a value by the name {UNREAD!r}")
             self.metadata[UNREAD] = unread
+        if unread and not self.tensors:
+            raise bad(path, f"holds no tensor but objects, such as {printable(next(iter(unread)))}: save it with keys "
+                      "that the planner flattens, as it does by default (flatten_state_dict=True)")  # fmt: skip
 
     def _open_files(self, others: dict[str, Extent]) -> None:
         """Open all files, and check that the entries fit in them and do not overlap."""
@@ -103,6 +107,9 @@ class DcpReader(ChunkedReader[Extent]):
                     raise bad(file.path, f"{printable(label)} takes {size} bytes; {stop - start} are said to be there")
             for (_, stop, label, _), (start, _, next_label, _) in itertools.pairwise(parts):
                 if start < stop:
+                    other = mistaken.kind_of(file, "torch")
+                    if other:  # as FileSystemWriter(serialization_format=SerializationFormat.SAFETENSORS) writes it
+                        raise bad(file.path, f"{other}; give this file as SRC")
                     raise bad(file.path, f"{printable(label)} and {printable(next_label)} overlap in it")
 
     def _value(self, name: str, item: Extent) -> object:

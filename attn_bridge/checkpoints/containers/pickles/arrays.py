@@ -16,6 +16,9 @@ from .ndarrays import Pickled, UnreadableError, array_of, loaded
 MAX_BYTES = 1 << 31
 """Bytes of a file: all of it is in memory while it is read."""
 
+MAX_HEAD = 1 << 16
+"""Bytes at the beginning of a file that name the library that wrote it."""
+
 MAPPINGS = (
     *(f"haiku._src.data_structures.{name}" for name in ("FlatMapping", "FlatMap", "frozendict")),
     "flax.core.frozen_dict.FrozenDict",
@@ -40,6 +43,8 @@ class PickledReader(OrderedReader[StridedTensor]):
             if other:
                 raise bad(path, other)
         file.close()
+        if b"joblib.numpy_pickle" in data[:MAX_HEAD]:  # arrays lie between the operations of its pickle
+            raise bad(path, "is of joblib.dump: save the dict of arrays that joblib.load makes of it by numpy.savez")
         self._plain = PlainValues(path, len(data))
         skipped: dict[str, str] = {}
         for name, value in self._leaves(Machine(data, path, placeholders=True).run(), "", 0):
@@ -57,7 +62,9 @@ class PickledReader(OrderedReader[StridedTensor]):
         if not self._stored:
             first = next((f"; {printable(name) or 'it'} is {printable(kind)}" for name, kind in skipped.items()), "")
             of_torch = any(kind.startswith("torch.") for kind in skipped.values())
-            raise bad(path, f"holds no array of NumPy or JAX{first}{'; torch.save saves tensors' * of_torch}")
+            of_nnx = any(kind.startswith("flax.nnx.") for kind in skipped.values())
+            remedy = "; torch.save saves tensors" if of_torch else "; save its flax.nnx.to_pure_dict" if of_nnx else ""
+            raise bad(path, f"holds no array of NumPy or JAX{first}{remedy}")
         if skipped:
             listing = ", ".join(
                 f"{printable(name)} ({printable(kind)})" for name, kind in list(skipped.items())[:SHOWN]

@@ -84,7 +84,8 @@ class Machine:
         return end
 
     def _refused(self, code: str) -> Exception:
-        return self.bad(f"its pickle has the operation {ord(code):#04x}, which is refused")
+        remedy = "; save it again with pickle's protocol 2 or a later one" if code in _OUTDATED else ""
+        return self.bad(f"its pickle has the operation {ord(code):#04x}, which is refused{remedy}")
 
     def bad(self, reason: str) -> Exception:
         """Return an error that names the file."""
@@ -303,3 +304,6 @@ STEPS: dict[str, Callable[[Machine, Any], object]] = {
 """Operations that are allowed, by the name that `pickletools` has for them."""
 
 _CODES = {one.code for one in pickletools.opcodes if one.name in STEPS}
+
+_OUTDATED = {one.code for one in pickletools.opcodes if one.proto < 2} - _CODES - set("ioPQ")
+"""Operations of values in protocols 0 and 1, which later ones write by others; not those of classes and files."""

@@ -54,6 +54,29 @@ def test_arrays_of_a_tree_are_read(tmp_path, protocol, name):
     assert checkpoints.verify(source, tmp_path / "out").passed
 
 
+def test_pickles_of_protocol_0_are_refused_with_the_others(tmp_path):
+    with pytest.raises(CheckpointError, match=r"which is refused; save it again with pickle's protocol 2 or a later"):
+        checkpoints.read(put(tmp_path / "x.pkl", TREE, 0))
+    assert checkpoints.read(put(tmp_path / "y.pkl", TREE, 2)).keys() == NAMES.keys()
+
+
+def test_files_of_joblib_are_refused_with_what_to_save(tmp_path):
+    joblib = pytest.importorskip("joblib")
+    joblib.dump(TREE, tmp_path / "x.pkl")
+    with pytest.raises(CheckpointError, match=r"x\.pkl: is of joblib\.dump: save the dict of arrays that joblib\.load"):
+        checkpoints.read(tmp_path / "x.pkl")
+    (tmp_path / "y.pkl").write_bytes(b"\x80\x04cjoblib.numpy_pickle\nNumpyArrayWrapper\n.")
+    with pytest.raises(CheckpointError, match=r"is of joblib\.dump"):
+        checkpoints.read(tmp_path / "y.pkl")
+
+
+def test_pickled_states_of_nnx_are_refused_with_what_to_save(tmp_path):
+    source = tmp_path / "x.pkl"  # pickle.dumps of flax.nnx.State, which is made without a call of its class
+    source.write_bytes(b"\x80\x02cflax.nnx.statelib\nState\n)\x81}X\x01\x00\x00\x00wK\x01sb.")
+    with pytest.raises(CheckpointError, match=r"it is flax\.nnx\.statelib\.State; save its flax\.nnx\.to_pure_dict$"):
+        checkpoints.read(source)
+
+
 @pytest.mark.parametrize(("tree", "message"), [
     (W, r"x\.pkl: is a single array without a name; save a dict of arrays, and convert that$"),
     ({3, 4}, r"x\.pkl: holds no array of NumPy or JAX$"),

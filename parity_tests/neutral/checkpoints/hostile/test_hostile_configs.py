@@ -245,3 +245,20 @@ def test_what_is_yes_or_no_is_0_or_1(tmp_path, name, value):
     settings = {"head_dim": 4, "interleaved": 0, name: value}
     with pytest.raises(LayoutError, match=rf"^{name} \({value}\) must be 0 or 1$"):
         checkpoints.plan(source, tmp_path / "y.npz", to_layout="maxtext", settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"model_type": ["llama"]}', r'model_type must be text, got \["llama"\]$'),
+        ('{"model_type": 5}', "model_type must be text, got 5$"),
+        ('{"a":' * 100_000, "can't be read as JSON: it is nested too deeply$"),
+    ],
+)
+def test_kinds_that_are_no_text_and_depth_are_named(tmp_path, text, reason):
+    source = tmp_path / "in"
+    source.mkdir()
+    write("safetensors", source / "model.safetensors", {"model.norm.weight": np.ones(4, np.float32)})
+    (source / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=reason):
+        checkpoints.convert(source, tmp_path / "out")

@@ -18,7 +18,7 @@ from parity_tests.fuzz.samples import read, write
 from ..checkpoint_files import bits, folder, made, tree
 from ..refusals import refusal, refusal_below
 
-OUT = "is a link out of its folder"
+OUT = "is a link out of its folder; put a copy of the file there"
 ARRAYS = {"a.weight": np.float32([[1, 2], [3, 4]]), "b": np.arange(3)}
 
 

@@ -97,6 +97,7 @@ LAYER = "model.layers.0.self_attn.q_proj"
 BY_NAME = {
     "EXL3": {"trellis": np.zeros((4, 4, 64), np.int16), "suh": np.ones(64, np.float16)},
     "EXL2": {"q_weight": np.zeros((8, 8), np.int32), "q_scale": np.zeros((2, 8), np.int32)},
+    "quanto of 4 bit": {"weight._data._data": np.zeros((4, 8), np.uint8), "weight._shift": np.ones((8, 1), np.float32)},
     "quanto": {"weight._data": np.zeros((8, 8), np.int8), "weight._scale": np.ones((8, 1), np.float32)},
     "HQQ": {"W_q": np.zeros((8, 8), np.uint8), "zero": np.ones((8, 1), np.float32)},
 }  # fmt: skip
@@ -120,7 +121,8 @@ def test_unsupported_schemes_are_named_from_the_config(tmp_path, words, dequanti
 def test_methods_that_config_json_does_not_name_are_named_by_their_tensors(tmp_path, method, dequantize):
     tensors = {f"{LAYER}.{ending}": array for ending, array in BY_NAME[method].items()}
     source = put(tmp_path / "in", tensors, model_type="llama")
-    message = rf"is quantised by {method} \(the names of its tensors, {LAYER}\..*\), which can't be dequantised: this"
+    name = method.removesuffix(" of 4 bit")
+    message = rf"is quantised by {name} \(the names of its tensors, {LAYER}\..*\), which can't be dequantised: this"
     with pytest.raises(CheckpointError, match=message):
         checkpoints.convert(source, tmp_path / "out", dequantize=dequantize)
 
