@@ -108,7 +108,7 @@ def accompany(
     )
     put(where, text.encode("ascii"))
     if config is not None and is_folder:
-        put(payload / configs.CONFIG, config)
+        put(payload / configs.name_of(reader.path, config), config)
     copy(reader.path, plan.files, payload)
 
 
@@ -124,8 +124,11 @@ def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, 
     }  # fmt: skip
 
 
-def config_beside(plan: Plan, reader: Reader, config: Mapping[str, object] | None) -> bytes | None:
-    """Return the config.json of a target: `config`, the plan's, or that of the source; None without any."""
+def config_beside(plan: Plan, reader: Reader, config: Mapping[str, object] | None, *, is_folder: bool) -> bytes | None:
+    """Return the config.json of a target: `config`, the plan's, or that of the source; None without any.
+
+    Meta's params.json is one for targets that are no folder, whose manifest carries it; it is copied to folders.
+    """
     written = plan.config if config is None else config
     if written is not None:
         return _dumped(configs.with_dtype(written, plan.dtype, plan.target_layout)) if written else None
@@ -134,7 +137,9 @@ def config_beside(plan: Plan, reader: Reader, config: Mapping[str, object] | Non
         return None
     is_beside = (reader.format not in configs.MADE or reader.config is None) and bool(reader.files())
     own = configs.text_beside(reader.path) if is_beside else None
-    if own is not None and own[0].name != configs.PARAMS:
+    if own is not None and own[0].name == configs.PARAMS:
+        return None if is_folder else own[1]
+    if own is not None:
         return _adapted(own[1], plan, reader.config)
     made = {} if reader.config is None or is_kept else reader.config
     return _dumped(configs.with_dtype(made, plan.dtype, plan.target_layout)) if made else None

@@ -79,6 +79,20 @@ def text_beside(path: Path) -> tuple[Path, bytes] | None:
     return None if file is None else (file, _read_text(file))
 
 
+def name_of(path: Path, config: bytes) -> str:
+    """Return the name of the file that the config of a target gets: Meta's, where a manifest carries such a text.
+
+    Args:
+        path: of the source.
+        config: the text to write.
+    """
+    own = text_beside(path)
+    if own is None or own[0].name in (CONFIG, PARAMS):
+        return CONFIG
+    document = _object(own[0], config)
+    return PARAMS if "dim" in document and "model_type" not in document else CONFIG
+
+
 def notes_on_files(path: Path) -> tuple[str, ...]:
     """Return a note where a file's manifest and its folder have two configs, of which the manifest's is read."""
     carried, file = manifest.config_of(path) if path.is_file() else None, _file_beside(path)

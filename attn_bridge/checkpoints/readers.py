@@ -18,7 +18,7 @@ import numpy as np
 from ..printable import printable
 from ..weights import Region, everything
 from ..whole_files import JsonObject
-from .containers.base import Array, CheckpointError, Reader, TensorInfo, rows_as_region
+from .containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype, rows_as_region
 
 
 class Checkpoint(Mapping[str, np.ndarray]):
@@ -284,7 +284,7 @@ class SharedReader(MemoryReader):
 
 
 class NumberedReader(MemoryReader):
-    """A checkpoint in float64 whose elements are their own indices, counted over all tensors.
+    """A checkpoint whose elements are their own indices, counted over all tensors: those of floats in float64.
 
     Args:
         reader: the checkpoint.
@@ -304,6 +304,8 @@ class NumberedReader(MemoryReader):
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
-        first, last = start // 8, -(-stop // 8)
-        numbers = np.arange(first, last, dtype=np.float64) + self._starts[name]
-        return numbers.view(np.uint8)[start - 8 * first : stop - 8 * first].data
+        info = self.tensors[name]
+        size = info.itemsize
+        first, last = start // size, -(-stop // size)
+        numbers = (np.arange(first, last) + self._starts[name]).astype(numpy_dtype(info.dtype))
+        return numbers.view(np.uint8)[start - size * first : stop - size * first].data

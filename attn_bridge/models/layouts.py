@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..printable import printable, shell_word
@@ -234,7 +234,7 @@ def _place_equally(candidates: Iterable[str], names: Mapping[str, Shape | None])
 
 def _detect(names: Mapping[str, Shape | None], model_type: object) -> Layout:
     layout = _fitting(names, model_type)
-    why = _why_other_type(layout, model_type)
+    why = _why_other_type(layout, model_type, names)
     if why and model_type in vllm.LAYOUT.model_types and len(vllm.LAYOUT.match(names)[1]) == len(names):
         why += f"; --from {vllm.LAYOUT.name} takes them as those of vLLM"
     why = why or _why_ambiguous(layout, names, model_type)
@@ -296,7 +296,7 @@ def _fitting(names: Mapping[str, Shape | None], model_type: object) -> Layout:
     rest = [name for name in names if name not in covered[closest][1]]
     refused = _LAYOUTS[closest].why_refused(rest)
     if refused:
-        raise RefusedTensorError(refused)
+        raise RefusedTensorError(f"{type_unknown}{refused}")
     listing = ", ".join(map(printable, rest[:3])) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
     raise LayoutError(
         f"{type_unknown}the names fit no layout; {closest} comes closest, but does not know {listing}; {_RULES}"
@@ -334,14 +334,23 @@ def _without_parts(names: Mapping[str, Shape | None]) -> list[str]:
     return [name for name, is_whole in fits if is_whole] or [name for name, _ in fits]
 
 
-def _why_other_type(layout: Layout, model_type: object) -> str:
-    """Return why a layout is not for models of a type; "" if it is; our layouts are for all types."""
+def _why_other_type(layout: Layout, model_type: object, names: Collection[str] = ()) -> str:
+    """Return why a layout is not for models of a type; "" if it is; our layouts are for all types.
+
+    With the names of all tensors, --from is advised where the layout needs no others.
+    """
     is_said = isinstance(model_type, str) and not model_type.startswith(OWN)
     if not is_said or not layout.model_types or model_type in layout.model_types:
         return ""
+    missing = layout.missing(names) if names else []
+    remedy = (
+        f"and {layout.name} needs {printable(missing[0])}: no layout has such a model; {_RULES}"
+        if missing
+        else f"which may mean other things by them; --from {layout.name} takes them as they are"
+    )
     return (
         f"the names fit {layout.name}, which is for {_first(layout.model_types)}, but config.json says "
-        f"{printable(model_type)}, which may mean other things by them; --from {layout.name} takes them as they are"
+        f"{printable(model_type)}, {remedy}"
     )
 
 

@@ -148,8 +148,10 @@ def _of_torchao(reader: Reader, numbers: TensorInfo) -> CompressedTensor:
     names = {part: stem + ending for part, ending in OF_TORCHAO.items() if stem + ending in reader.tensors}
     if kind not in CLASSES or "scale" not in names:
         why = f"its metadata says {printable(kind, 40)}" if kind else "its metadata has no class for it"
+        has_none = kind.startswith("Int4")  # Int4Tensor and its kin, in the order of a kernel, don't have the method
+        remedy = "convert the model that it was made of" if has_none else "save its dequantize()"
         raise bad(path, f"{printable(numbers.name)} is of torchao, of which {', '.join(CLASSES)} are read; {why}; "
-                  "save its dequantize()")  # fmt: skip
+                  f"{remedy}")  # fmt: skip
     scales, zeros = reader.tensors[names["scale"]], reader.tensors.get(names.get("zero_point", ""))
     block, shape = values.get("block_size"), numbers.shape
     sizes = [one for one in block if type(one) is int and one > 0] if isinstance(block, list) else []

@@ -30,7 +30,7 @@ def check_source(prepared: Prepared, budget: int) -> None:
     check_ties(prepared.plan, prepared.reader, budget)
     check_dropped(prepared.plan, prepared.reader)
     check_kept(prepared.before)
-    config_beside(prepared.plan, prepared.reader, prepared.config)
+    config_beside(prepared.plan, prepared.reader, prepared.config, is_folder=prepared.is_folder)
 
 
 def missing(job: Job, tasks: Sequence[Task], journal: dict[Piece, list[JournalEntry]]) -> list[str]:
@@ -89,7 +89,8 @@ def finish(
     except BaseException:
         writer.abort()
         raise
-    own, is_folder = config_beside(plan, reader, prepared.config), prepared.is_folder
+    is_folder = prepared.is_folder
+    own = config_beside(plan, reader, prepared.config, is_folder=is_folder)
     elements = Elements(reader, None if prepared.before is None else prepared.before.kept, budget)
     places = staging_area.beside(is_folder)
     accompany(plan, reader, elements, prepared.before, *places, digests, own, budget, is_folder=is_folder)

@@ -252,6 +252,22 @@ def test_names_of_bert_with_a_pooler_of_one_layer_are_of_big_bird():
     assert "--drop" not in str(caught.value)
 
 
+def test_a_refused_tensor_of_an_unknown_kind_of_model_is_named_with_that_kind():
+    with pytest.raises(
+        LayoutError, match=r"^no layout is for the model_type albert of config\.json; pooler\.(weight|bias)"
+    ):
+        layouts.detect(big_bird(""), "albert")
+
+
+def test_from_is_not_advised_where_that_layout_lacks_tensors():
+    """Falcon with ALiBi has the names of BLOOM, but for the norm of the embeddings."""
+    arrays = {name: array for name, array in made("hf-bloom").items() if "embeddings_layernorm" not in name}
+    named = r"config\.json says falcon, and hf-bloom needs .*word_embeddings_layernorm\.\w+: no layout has such a model"
+    with pytest.raises(LayoutError, match=named) as caught:
+        layouts.detect(arrays, "falcon")
+    assert "--from" not in str(caught.value)
+
+
 def test_an_encoder_of_big_bird_lacks_the_head_of_a_decoder():
     arrays = big_bird("bert.")
     layout = layouts.detect(arrays)

@@ -12,7 +12,7 @@ from attn_bridge.checkpoints.containers.base import Array, TensorInfo
 from attn_bridge.checkpoints.copying import Move, move_of
 from attn_bridge.checkpoints.elements import Elements, Parts
 from attn_bridge.checkpoints.planning import TargetTensor, part_of
-from attn_bridge.checkpoints.readers import ArraysReader, SharedReader
+from attn_bridge.checkpoints.readers import ArraysReader, NumberedReader, SharedReader
 from attn_bridge.weights import Region, slices
 
 
@@ -170,3 +170,13 @@ def test_columns_of_a_shared_weight_are_read_alone():
     SharedReader({"a": (array.shape, "float32")}, read).read_rows("a", 64 + 16, 64, into)
     np.testing.assert_array_equal(into, array.reshape(8, 64)[1:7, 16:36])
     assert seen == [((1, 7), (1, 3), (0, 16))]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "float32", "float16"])
+def test_elements_are_their_numbers_in_any_dtype(dtype):
+    reader = NumberedReader(ArraysReader({"a": np.zeros(5, np.float32), "b": np.zeros((3, 4), dtype)}))
+    found = reader.read("b")
+    assert found.dtype == ("float64" if "float" in dtype else dtype)
+    np.testing.assert_array_equal(found, np.arange(6, 18).reshape(3, 4))
+    width = found.itemsize
+    assert bytes(reader.read_range("b", 3 * width, 7 * width)) == found.reshape(-1)[3:7].tobytes()

@@ -85,6 +85,19 @@ def test_parts_are_put_together_to_the_bit(tmp_path, count, axes):
     assert bits(checkpoints.read(back.target)) == bits(arrays)
 
 
+@pytest.mark.parametrize("name", ["x.npz", "x.msgpack", "x.orbax", "x.dcp", "x.safetensors"])
+def test_targets_without_room_for_params_carry_them(tmp_path, name):
+    folder = saved(tmp_path / "in", [meta()])
+    (folder / "params.json").write_text(json.dumps(PARAMS))
+    assert not any("params.json" in note for note in checkpoints.plan(folder, tmp_path / name).notes)
+    there = checkpoints.convert(folder, tmp_path / name, to_layout="flax").target
+    back = checkpoints.convert(there, tmp_path / "back", to_layout="meta-llama").target
+    assert (back / "params.json").read_text() == json.dumps(PARAMS)
+    assert not (back / "config.json").exists()
+    theirs = checkpoints.convert(there, tmp_path / "hf", to_layout="hf-llama").target
+    assert json.loads((theirs / "config.json").read_text())["num_key_value_heads"] == 1
+
+
 def test_any_range_of_a_tensor_in_parts_is_right(tmp_path):
     arrays = meta()
     with containers.open_reader(saved(tmp_path / "parts", parts(arrays, 4))) as reader:

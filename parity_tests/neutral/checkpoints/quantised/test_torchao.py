@@ -104,7 +104,8 @@ def test_weights_of_torchao_that_stay_are_named(tmp_path, scheme):
 
 
 REFUSED = {
-    "class": (lambda tensors, about: about | {"_type": "Int4Tensor"}, "its metadata says Int4Tensor; save its"),
+    "class": (lambda tensors, about: about | {"_type": "MXTensor"}, "its metadata says MXTensor; save its dequant"),
+    "no method": (lambda tensors, about: about | {"_type": "Int4Tensor"}, "says Int4Tensor; convert the model that it"),
     "no class": (lambda tensors, about: {}, "its metadata has no class for it; save its"),
     "no JSON": (lambda tensors, about: "[" * 9000, "its metadata has no class for it; save its"),
     "no values": (lambda tensors, about: {"_type": "Int8Tensor"}, r"for blocks of None is no matrix of Int8Tensor"),
