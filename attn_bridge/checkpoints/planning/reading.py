@@ -308,7 +308,10 @@ def layout_of(
             return layout
     try:
         return layouts.detect(tensors, multimodal.type_of(config))
-    except LayoutError:
+    except LayoutError as error:
+        unlike = notes_on_config(config, {name: info.shape for name, info in tensors.items()})
+        if unlike:  # the value that makes the names others than those of the family
+            raise LayoutError(f"{unlike[0].partition(': the weights')[0]}; {error}") from None
         head = next(filter(OF_TASKS.search, tensors), "")
         if not head or heads.tied_by(config, {name: info.shape for name, info in tensors.items()}) is not False:
             raise  # without that head it is a base model, whose embeddings are the head

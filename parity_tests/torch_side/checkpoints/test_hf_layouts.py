@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -300,3 +301,20 @@ def test_openais_quantised_experts_are_refused_in_one_line(tmp_path):
     torch.save(quantised(openais(state_of(tmp_path / "hf")), stem, "."), tmp_path / "x.pt")
     with pytest.raises(LayoutError, match=rf"^{stem}.(blocks|scales): experts in MXFP4"):
         checkpoints.convert(tmp_path / "x.pt", tmp_path / "flax")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("Phi", {"qk_layernorm": True}, "qk_layernorm (True) of phi is not supported, only False"),
+        ("Cohere", {"use_qk_norm": True}, "use_qk_norm (True) of cohere is not supported, only False"),
+        ("OPT", {"word_embed_proj_dim": 8, "ffn_dim": 24}, "word_embed_proj_dim (8) of opt "),
+        ("Falcon", {"new_decoder_architecture": True}, "new_decoder_architecture (True) of falcon is not supported"),
+    ],
+)
+def test_the_value_of_the_config_that_changes_a_familys_names_is_named(tmp_path, kind, changes, reason):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=24, max_position_embeddings=32, **sizes, **changes)
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path / "in")
+    with pytest.raises(LayoutError, match=f"^config.json: {re.escape(reason)}.*; the names fit no layout; "):
+        checkpoints.convert(tmp_path / "in", tmp_path / "out")
