@@ -127,7 +127,7 @@ def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, 
 def config_beside(plan: Plan, reader: Reader, config: Mapping[str, object] | None, *, is_folder: bool) -> bytes | None:
     """Return the config.json of a target: `config`, the plan's, or that of the source; None without any.
 
-    Meta's params.json is one for targets that are no folder, whose manifest carries it; it is copied to folders.
+    Meta's params.json is copied to folders; the manifest of any other target carries it as its config.
     """
     written = plan.config if config is None else config
     if written is not None:

@@ -34,7 +34,7 @@ _COMPUTED = (
      "torch.nn.utils.remove_spectral_norm(module, {!r})"),
     (".{}_g", ".{}_v", "torch's weight_norm computes {} from it: torch.nn.utils.remove_weight_norm(module, {!r})"),
 )  # fmt: skip
-"""Ending of a name, that of a name beside it, and what makes the weight of both: ``{}`` is the weight's own name."""
+"""Ending of a name, ending of a second name, and what computes the tensor ``{}`` of them, with the call to undo it."""
 
 
 def why_computed(names: Iterable[str]) -> str:
