@@ -295,6 +295,13 @@ def make_nested_rotary(
     return make_rotary(inner, head_dim, {**values, "truncate": True}, base, part, pairing)
 
 
+_SINGLE = ("gpt_neox_japanese", "persimmon", "phi", "stablelm")
+"""Families whose classes cut the channel alone out of a head, and put two back, so that heads get wider.
+
+YaRN has no frequency for a single channel in any family.
+"""
+
+
 def make_rotary(
     config: ConfigFile, head_dim: int, values: Values, base: object, part: object = None, pairing: Pairing = "half"
 ) -> Rotary:
@@ -316,6 +323,8 @@ def make_rotary(
     if kind not in _SCALINGS:
         raise ValueError(f"rope_type ({printable(kind)}) of {config.model_type} must be one of {', '.join(_SCALINGS)}")
     dim = None if part is None else int(head_dim * _number(config, "partial_rotary_factor", part))
+    if dim == 1 and kind != "yarn" and config.model_type not in _SINGLE:
+        dim = 2  # as most classes of transformers have it: one frequency turns two channels
     if dim is not None and (dim < 1 or dim % 2 or dim > head_dim):
         raise ValueError(
             f"partial_rotary_factor ({part}) of {config.model_type} turns {dim} of the {head_dim} channels of a head, "

@@ -158,6 +158,7 @@ def test_keys_mean_what_they_do_in_transformers(case):
     assert families.find_decoder({**small(name), **one}) == families.find_decoder({**small(name), **other})
 
 
+HEADS_OF_FOUR = ("num_attention_heads", "num_key_value_heads", "head_dim")
 REFUSED = {
     "activation": ("llama", {"hidden_act": "mish"}, "hidden_act ('mish') of llama must be one of"),
     "deep": ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers (1000000000) of llama must be at most 4096"),
@@ -182,11 +183,22 @@ REFUSED = {
         {"partial_rotary_factor": 0.2},
         "partial_rotary_factor (0.2) of qwen3_next turns 3 of the 16 channels of a head, which must be an even number",
     ),
-    "a single channel of a head": (
+    "YaRN of a single channel": (
         "qwen3_next",
-        {"partial_rotary_factor": 0.1},
+        {
+            "partial_rotary_factor": 0.1,
+            "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8},
+        },
         "partial_rotary_factor (0.1) of qwen3_next turns 1 of the 16 channels of a head, which must be an even number",
     ),
+    **{
+        f"a single channel of {name}": (
+            name,
+            {"partial_rotary_factor": 0.25, **dict.fromkeys(HEADS_OF_FOUR, 4), "hidden_size": 16},
+            f"partial_rotary_factor (0.25) of {name} turns 1 of the 4 channels of a head, which must be an even number",
+        )
+        for name in ("gpt_neox_japanese", "persimmon", "phi", "stablelm")
+    },
     "factor": ("granite", {"logits_scaling": 0.0}, "logits_scaling (0.0) of granite must be positive"),
     "encoder": (
         "bart",

@@ -15,7 +15,8 @@ import pytest
 from attn_bridge.models import families, handwritten, layouts, tables
 from attn_bridge.models.derived import known
 from attn_bridge.models.derived.description import KeySource, dumps, loads
-from attn_bridge.models.derived.reading import FamilyReader, layout_of
+from attn_bridge.models.derived.layout import layout_of
+from attn_bridge.models.derived.reading import FamilyReader
 from attn_bridge.models.families import coded
 from attn_bridge.models.reading import multimodal
 
