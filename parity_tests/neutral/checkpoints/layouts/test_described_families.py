@@ -45,6 +45,13 @@ LATENT = {f"attention.{name}": width for name, width in (
     ("latent_dim", 6), ("nope_dim", 4), ("rope_dim", 8), ("value_dim", 10), ("query_dim", 7)
 )}  # fmt: skip
 
+OWN = {
+    "mamba2": {"num_heads": 16, "head_dim": 8},
+    "mimo_v2_flash": {"head_dim": 24},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
+}
+"""Family -> keys of its small model whose defaults do not fit the other sizes."""
+
 
 def tiny(name, **changes):
     """Return the config.json of a small model of a family."""
@@ -63,7 +70,7 @@ def tiny(name, **changes):
     more |= {key: {**TINY, **more}.get(other, TINY["hidden_size"]) for key, other in description.same.items()}
     more |= {key: TINY[usual] for usual, key in description.keys.items() if usual in TINY}
     more |= {"attention_types": [[["global", "local"], 2], [["global"], 1]]} if name == "gpt_neo" else {}
-    return {"model_type": name, **TINY, **more, **changes}
+    return {"model_type": name, **TINY, **more, **OWN.get(name, {}), **changes}
 
 
 @pytest.mark.parametrize("name", NAMES)
