@@ -331,16 +331,21 @@ def make_rotary(
             "which must be an even number of them"
         )
     scaling = _SCALINGS[kind][1](config, values)
-    if scaling is not None and part is None:
+    if part is None:
         _refuse_part(config, head_dim, values, kind)
     return Rotary(_number(config, "rope_theta", base), None if dim == head_dim else dim, pairing, scaling)
 
 
 def _refuse_part(config: ConfigFile, head_dim: int, values: Values, kind: str) -> None:
-    """Refuse a rotated part in a model that rotates all of each head: `transformers` would make tables of that part."""
+    """Refuse a rotated part in a model that rotates all of each head: `transformers` would make tables of that part.
+
+    Without scaling, its classes ignore the part, or can't run it, unless one channel is left over: half of an odd width
+    is rounded up.
+    """
     key = "partial_rotary_factor"
     part = values.get(key, config.get(key))
-    if part is not None and int(head_dim * _number(config, key, part)) != head_dim:
+    turned = head_dim if part is None else int(head_dim * _number(config, key, part))
+    if turned != head_dim and (kind != "default" or turned == head_dim - 1):
         raise ValueError(f"{key} ({part}) of {config.model_type} is not supported with rope_type {kind}, only 1.0")
 
 

@@ -183,6 +183,11 @@ REFUSED = {
         {"partial_rotary_factor": 0.2},
         "partial_rotary_factor (0.2) of qwen3_next turns 3 of the 16 channels of a head, which must be an even number",
     ),
+    "all but one channel of a head": (
+        "solar_open",
+        {"partial_rotary_factor": 0.75, "head_dim": 4},
+        "partial_rotary_factor (0.75) of solar_open is not supported with rope_type default, only 1.0",
+    ),
     "YaRN of a single channel": (
         "qwen3_next",
         {
