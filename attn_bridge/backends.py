@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Literal
@@ -135,3 +136,8 @@ def explain_attention(query: object, key: object, value: object, **options: obje
     options.pop("implementation", None)
     reasons: dict[str, str | None] = load(framework, "functional").explain(query, key, value, **options)
     return reasons
+
+
+def usable_cores() -> int:
+    """Return the number of processor cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -23,6 +23,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
 
+from attn_bridge.backends import usable_cores
+
 from .watch import end_children
 
 MAX_JOBS = 4
@@ -44,11 +46,6 @@ class _WorkerTracebackError(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
-
-
-def usable_cores() -> int:
-    """Return the number of processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(

@@ -75,7 +75,8 @@ def mutate(
     """
     from rich.console import Console
 
-    from attn_parity.workers import MAX_JOBS, usable_cores
+    from attn_bridge.backends import usable_cores
+    from attn_parity.workers import MAX_JOBS
 
     from .driver import find_trial, run_trial
     from .driver import mutate as run_mutate

@@ -11,13 +11,13 @@ import dataclasses
 import functools
 import itertools
 import math
-import os
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from ..backends import usable_cores
 from ..weights.changes import NO_STEPS, Steps
 from .containers.writing import Threads
 
@@ -261,11 +261,6 @@ def source_runs(move: Move) -> tuple[int, list[Axis]]:
     return run, ordered[::-1]
 
 
-def cores() -> int:
-    """Return how many processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 _processes = [1]
 
 
@@ -281,9 +276,9 @@ def beside(processes: int) -> Iterator[None]:
 
 def _threads() -> int:
     """Return how many threads copy: as many as there are cores, since those that hash and write wait at times."""
-    return max(1, min(cores() // _processes[-1], 8))
+    return max(1, min(usable_cores() // _processes[-1], 8))
 
 
 @functools.cache
 def _pool() -> Threads:
-    return Threads(max(1, min(cores(), 8)), "copy")
+    return Threads(max(1, min(usable_cores(), 8)), "copy")

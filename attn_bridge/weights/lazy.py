@@ -34,3 +34,9 @@ def everything(shape: tuple[int, ...]) -> Region:
 def slices(region: Region) -> tuple[slice, ...]:
     """Return a region as an index."""
     return tuple(slice(*bounds) for bounds in region)
+
+
+def overlap(first: Region, second: Region) -> Region | None:
+    """Return the intersection of two regions, or None."""
+    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
+    return None if any(start >= stop for start, stop in common) else common

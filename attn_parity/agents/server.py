@@ -18,9 +18,9 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import ValidationError
 
 import attn_bridge
+from attn_bridge.backends import usable_cores
 from attn_bridge.printable import printable
 
-from ..workers import usable_cores
 from .calls import CallError, Calls
 
 if TYPE_CHECKING:

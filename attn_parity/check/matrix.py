@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from attn_bridge import backends
+from attn_bridge.backends import usable_cores
 from attn_bridge.specs import VARIANTS, find_variant
 
 from .. import workers
@@ -159,7 +160,7 @@ class _Work:
 def _count_jobs(work: _Work, jobs: int | None) -> int:
     """Return the number of processes: those that are asked for, or that pay, as far as there are parts for them."""
     if jobs is None:
-        jobs = min(workers.usable_cores(), workers.MAX_JOBS, work.runs // WORTH)
+        jobs = min(usable_cores(), workers.MAX_JOBS, work.runs // WORTH)
     return max(1, min(jobs, len(work.parts())))
 
 

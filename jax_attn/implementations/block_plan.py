@@ -11,13 +11,13 @@ import dataclasses
 import functools
 import itertools
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax import Array
 
+from attn_bridge.backends import usable_cores
 from attn_bridge.masks import Mask
 
 SMALL_BLOCK = 128
@@ -138,7 +138,7 @@ def block_sizes(shape: Shape, has_bias: bool) -> dict[str, Any]:
     the cache. An accelerator takes all heads at once, and so do several devices: a loop over heads would gather arrays
     that they share.
     """
-    cores = count_cores()
+    cores = usable_cores()
     is_cpu = jax.default_backend() == "cpu"
     one_by_one = has_bias or (is_cpu and jax.device_count() == 1)
     unrolled = is_cpu and one_by_one and max(shape.queries, shape.keys) <= UNROLLED
@@ -152,11 +152,6 @@ def block_sizes(shape: Shape, has_bias: bool) -> dict[str, Any]:
         "unrolled": unrolled,
         "narrow": unrolled and multiplies_bfloat16(),
     }
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache

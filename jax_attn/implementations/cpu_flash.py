@@ -18,12 +18,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from attn_bridge.backends import usable_cores
 from attn_bridge.masks import ArrayMask, Mask, as_pieces
 from attn_kernels import words
 from attn_kernels.description import intervals
 
 from . import blocked, few_queries
-from .block_plan import BlockPlan, Shape, block_sizes, count_cores
+from .block_plan import BlockPlan, Shape, block_sizes
 from .call import KernelCall
 from .differentiation import attention
 from .flash_primitives import PASSES, register
@@ -94,7 +95,7 @@ def unprofitable(call: KernelCall) -> str | None:
     reason = too_small(call)
     if reason is not None:
         return reason
-    tasks, cores = call.key.shape[0] * call.key.shape[2], count_cores()
+    tasks, cores = call.key.shape[0] * call.key.shape[2], usable_cores()
     if call.query.shape[1] > words.FEW and 2 * tasks < cores:
         return f"{tasks} key heads in all for {cores} cores: backward, each is one core's"
     return _fails_to_load()

@@ -16,12 +16,13 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from attn_bridge.backends import usable_cores
 from attn_bridge.masks import as_pieces
 from attn_kernels import words
 from attn_kernels.description import describe, intervals
 
 from . import blocked
-from .block_plan import BlockPlan, count_cores
+from .block_plan import BlockPlan
 from .differentiation import Passes, gradient_of_sinks
 
 
@@ -61,7 +62,7 @@ def _adds_too_much(plan: BlockPlan, bias: Array | None) -> bool:
     if bias is None or not plan.differentiates_bias or bias.shape[2] == 1:
         return False
     tasks = plan.shape.key_heads * bias.shape[0]
-    return bias.shape[1] < plan.shape.heads or 2 * tasks < count_cores()
+    return bias.shape[1] < plan.shape.heads or 2 * tasks < usable_cores()
 
 
 def _given(

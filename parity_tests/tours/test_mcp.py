@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401 - the sides need it
 
-from attn_parity.workers import usable_cores
+from attn_bridge.backends import usable_cores
 
 from ..support.files import judged_files
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from attn_bridge.weights import Region, slices
+from attn_bridge.weights import Region, overlap, slices
 
 from ..shards import is_sharded, whole
 
@@ -183,7 +183,7 @@ def _sent(mesh: DeviceMesh, tensor: Tensor, region: Region) -> Tensor:
     result = result.to(own_values.device)
     seen = set()
     for coordinate, own in regions.items():
-        common = None if own is None or own in seen else _common(own, region)
+        common = None if own is None or own in seen else overlap(own, region)
         seen.add(own)
         if own is None or common is None:
             continue
@@ -209,12 +209,6 @@ def _sent(mesh: DeviceMesh, tensor: Tensor, region: Region) -> Tensor:
 def _flat(part: Tensor) -> Tensor:
     """Return the bytes of a part, in the same memory."""
     return part.reshape(-1).view(torch.uint8)
-
-
-def _common(left: Region, right: Region) -> Region | None:
-    """Return the intersection of two regions; None if it is empty."""
-    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(left, right, strict=True))
-    return None if any(start >= stop for start, stop in common) else common
 
 
 def _announced(mesh: DeviceMesh, tensors: Mapping[str, Tensor], numbers: list[int]) -> list[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import backends
-from ...weights import Region
+from ...weights import Region, overlap
 from .. import configs, containers, manifest, modules, planning
 from ..containers import remote
 from ..containers.base import CheckpointError, Reader
@@ -160,7 +160,7 @@ def _places(
             if move.source not in shards:
                 continue
             source_region = tiles.source_region(move, reader.tensors[move.source].shape)
-            places |= {one.place for one in shards[move.source] if tiles.overlap(one.region, source_region) is not None}
+            places |= {one.place for one in shards[move.source] if overlap(one.region, source_region) is not None}
         set_indices.append(sets.setdefault(tuple(sorted(places)), len(sets)))
     return tuple(sets), tuple(set_indices)
 

@@ -113,9 +113,3 @@ def source_region(move: Move, shape: Sequence[int]) -> Region:
         at = next(axis for axis, (start, stop) in enumerate(region) if stop > start + 1)
         region = [*region[: at + 1], *((0, size) for size in shape[at + 1 :])]
     return tuple(region)
-
-
-def overlap(first: Region, second: Region) -> Region | None:
-    """Return the intersection of two regions, or None."""
-    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
-    return None if any(start >= stop for start, stop in common) else common

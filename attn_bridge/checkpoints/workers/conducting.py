@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ...backends import usable_cores
 from .. import containers, copying
 from ..containers.base import CheckpointError, DiskFullError
 from ..containers.remote import is_remote, is_url
@@ -36,7 +37,7 @@ Start = Callable[[Prepared, Job, str, Sequence[int], Advance], Helpers]
 
 def usual(plan: Plan) -> int:
     """Return the number of workers for this machine: a single one for small plans or few cores."""
-    return max(1, min(8, copying.cores() // CORES, plan.nbytes // WORTH))
+    return max(1, min(8, usable_cores() // CORES, plan.nbytes // WORTH))
 
 
 def chosen(

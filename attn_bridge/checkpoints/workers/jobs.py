@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
+from ...backends import usable_cores
 from ...whole_files import JsonObject
-from .. import containers, copying
+from .. import containers
 from ..containers.base import CheckpointError, TensorInfo
 from ..manifest import DIGEST
 from ..planning.plans import Plan
@@ -280,7 +281,7 @@ class Helpers(Protocol):
 
 def most() -> int:
     """Return the maximum number of workers on this machine."""
-    return 8 * max(8, copying.cores())
+    return 8 * max(8, usable_cores())
 
 
 def job_of(prepared: Prepared, workers: int, task_bytes: int | None, max_memory: int | None = None) -> Job:

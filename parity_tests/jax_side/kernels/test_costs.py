@@ -44,7 +44,7 @@ def test_a_window_visits_its_blocks_only():
 
 
 def test_at_most_eight_blocks_of_rows_are_written_out(monkeypatch):
-    monkeypatch.setattr(block_plan, "count_cores", lambda: 1)
+    monkeypatch.setattr(block_plan, "usable_cores", lambda: 1)
     for queries in (8, 1024, 1500, 2048):
         sizes = block_plan.block_sizes(block_plan.Shape(1, 2, 2, queries, 2048), has_bias=True)
         assert sizes["unrolled"]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from attn_bridge.specs import VARIANTS
-from attn_parity import workers
 from attn_parity.check import kernels, matrix
 from attn_parity.check.cases import MODES, cases_of
 from attn_parity.check.twin_runs import CheckRow
@@ -55,7 +54,7 @@ def count(variants: str, cores: int, jobs: int | None = None, **options: Any) ->
     chosen = matrix._choose_rows(tuple(variants.split()), (), None, everywhere)
     work = matrix._Work(*chosen, DTYPES, everywhere, False, seeds=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "usable_cores", lambda: cores)
+        patch.setattr(matrix, "usable_cores", lambda: cores)
         return matrix._count_jobs(work, jobs)
 
 

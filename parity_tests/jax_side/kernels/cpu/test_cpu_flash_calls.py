@@ -230,7 +230,7 @@ def test_kernels_that_fail_to_load_are_reported_unavailable(monkeypatch):
 
 
 def test_few_heads_for_many_cores_are_left_to_blocks(monkeypatch):
-    monkeypatch.setattr(cpu_flash, "count_cores", lambda: 64)
+    monkeypatch.setattr(cpu_flash, "usable_cores", lambda: 64)
     assert functional.explain(*arrays(queries=140, keys=140))["cpu_flash"].startswith("4 key heads in all for 64 cores")
 
 
