@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from .specs.stock_layers import StockLayer
 from .weights import LazyArray, Region, Rule, Rules, Side, WeightsMismatchError, everything, joint, slices
 from .weights.advice import suggest_rules
 from .weights.user_rules import RulesOrPairs, Shapes, added, rules_between
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _WITHOUT_MEANING = ("dropout", "drop_rate", "hidden_dropout_prob", "attention_probs_dropout_prob", "context_length")
 """Fields of configs that the same weights may differ in: what training drops, and the longest sequence."""
@@ -249,7 +252,7 @@ def own_rules(backend: Any, module: Any) -> Rules:
     return Rules(rules)
 
 
-def check_same_meaning(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+def check_same_meaning(ours: Mapping[str, DataclassInstance], theirs: Mapping[str, DataclassInstance]) -> None:
     """Refuse twins whose configs give the same weights another meaning: another split of heads, or another eps."""
     for path in ours.keys() & theirs.keys():
         a, b = ours[path], theirs[path]

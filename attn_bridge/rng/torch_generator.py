@@ -145,6 +145,8 @@ _LOG = (
 )
 
 
+# log(2) as a small and a large part (Cody and Waite): the large one has 9 bits, so that its product with an exponent
+# is exact in float32.
 _LOG_2 = (-2.12194440e-4, 0.693359375)
 
 

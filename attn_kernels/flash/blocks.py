@@ -15,6 +15,7 @@ from ..compiler.processor import LANES
 KEYS = 96
 """Keys whose scores are computed at once: with queries and values, they fit in the first-level cache."""
 
+# Bytes of a cache line, at which arrays begin: an aligned vector of 64 bytes or less is never in two lines.
 _LINE = 64
 
 

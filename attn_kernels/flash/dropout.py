@@ -17,6 +17,7 @@ from .tiles import over_tiles, transpose_registers
 
 _BYTE, _INT = ir.IntType(8), ir.IntType(32)
 
+# The sign bit of a word: with it flipped, a signed comparison orders words as if they were unsigned.
 _SIGN = -(2**31)
 
 _TURNS = ((13, 15, 26, 6), (17, 29, 16, 24))

@@ -26,6 +26,7 @@ TOGETHER = 4
 PART = 12
 """Rows whose sum is put together before it is added: the rounding error of a sum grows with the root of its length."""
 
+# Bytes from a key's scores to the next key's: a float32 for each query.
 _ROW = 4 * QUERIES
 
 _VECTOR = ir.VectorType(FLOAT, LANES)

@@ -15,6 +15,7 @@ _SHORT, _INT = ir.IntType(16), ir.IntType(32)
 STORED = {"float32": FLOAT, "bfloat16": _SHORT, "float16": ir.HalfType()}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+# Bytes that an instruction fetches ahead, on x86-64 and most ARM processors.
 _CACHE_LINE = 64
 
 # Rows of a head are further apart than the processor itself fetches ahead. 16 rows of 256 bytes, 4 KiB, are little

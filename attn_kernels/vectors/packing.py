@@ -14,6 +14,7 @@ from .memory import fetch_ahead, nearest_bits
 _SHORT, _INT = ir.IntType(16), ir.IntType(32)
 _FLOATS, _SHORTS, _INTS = (ir.VectorType(kind, LANES) for kind in (FLOAT, _SHORT, _INT))
 
+# The bits of a float32 that bfloat16 keeps: sign, exponent and the 7 upper ones of the mantissa.
 _UPPER = -(2**16)
 
 

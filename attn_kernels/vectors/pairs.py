@@ -29,8 +29,10 @@ _BYTE, _INT, _WORD = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _TILE = 16
 """Rows of a tile, and the words of 32 bits in each."""
 
+# The tile registers of AMX, tmm0 to tmm7; the configuration has room for 16.
 _TILES = 8
 
+# The upper bfloat16 of a pair, whose word read as float32 is that number.
 _UPPER = -(2**16)
 
 

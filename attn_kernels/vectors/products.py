@@ -12,6 +12,7 @@ from ..compiler.language import FLOAT, Code, Value, routine
 from ..compiler.processor import LANES, ROWS, VECTORS
 
 _VECTOR = ir.VectorType(FLOAT, LANES)
+# Bytes of a register full of float32.
 _REGISTER = 4 * LANES
 
 

@@ -27,6 +27,7 @@ _MAKE_ERROR, _DESTROY_ERROR, _SCHEDULE, _COUNT_THREADS = 48, 64, 136, 144
 COUNT_OF_ARGUMENTS = 56
 _METADATA_OF_EXTENSION, _VERSION_OF_METADATA = 24, 24
 
+# XLA_FFI_Error_Code_RESOURCE_EXHAUSTED of c_api.h: XLA's own code for a lack of memory.
 _RESOURCE_EXHAUSTED = 8
 NO_MEMORY = "attention found no memory to work in"
 

@@ -15,6 +15,7 @@ from .leaves import fed_alike, whole_numbers, whole_outputs
 MAX_CALLS = 3
 """Most calls of one submodule that are tried; one that is called in a loop repeats itself."""
 
+# Order of a submodule that no call reached: behind all calls, of which a model has far fewer.
 NEVER = 10**6
 
 
