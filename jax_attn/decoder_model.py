@@ -176,7 +176,7 @@ class DecoderModel(Pretrained, Layer):
             at = positions_of(x, positions, None if cache is None else cache[0], attention_mask)
             x = x + (self.pos_emb(at, "positions") if config.sinusoids is None else self._sinusoids(x, at))
         if config.num_token_types is not None:
-            x = x + self.type_emb.embedding[0].astype(x.dtype)
+            x = x + self.type_emb(jnp.zeros(x.shape[:-1], jnp.int32)).astype(x.dtype)
         if config.embedding_norm is not None and not config.norm_tokens:
             x = self.emb_norm(x)
         x = self.drop_emb(x)

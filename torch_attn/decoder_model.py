@@ -182,7 +182,7 @@ class DecoderModel(Pretrained, Layer):
             at = positions_of(x, positions, None if cache is None else cache[0], attention_mask)
             x = x + (self.pos_emb(at, "positions") if config.sinusoids is None else self._sinusoids(x, at))
         if config.num_token_types is not None:
-            x = x + self.type_emb.weight[0]
+            x = x + self.type_emb(torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device))
         if config.embedding_norm is not None and not config.norm_tokens:
             x = self.emb_norm(x)
         x = self.drop_emb(x)

@@ -10,8 +10,12 @@ from flax import nnx
 
 import jax_attn
 from attn_bridge.specs import (
+    DecoderBlockConfig,
+    DecoderConfig,
     FeedForwardConfig,
+    GroupedQueryAttentionConfig,
     HyperConnectionConfig,
+    LayerNormConfig,
     MixtureOfExpertsConfig,
     MultiHeadLatentAttentionConfig,
 )
@@ -39,6 +43,29 @@ def streams():
 
 def latent():
     return drawn(jax_attn.MultiHeadLatentAttention(MultiHeadLatentAttentionConfig(6, 2, 4, 4, 2, 3), rngs=nnx.Rngs(0)))
+
+
+class Tripled(nnx.Module):
+    """Calls an embedding and multiplies its vectors."""
+
+    def __init__(self, embedding):
+        self.inner = embedding
+
+    def __call__(self, ids):
+        return 3 * self.inner(ids)
+
+
+def test_a_replaced_embedding_of_the_types_of_tokens_takes_part():
+    block = DecoderBlockConfig(GroupedQueryAttentionConfig(6, 2), FeedForwardConfig(6, 5), LayerNormConfig(6))
+    config = DecoderConfig(7, 6, (block,), LayerNormConfig(6), num_token_types=2)
+    model, ids = drawn(jax_attn.DecoderModel(config, rngs=nnx.Rngs(0))), np.arange(6).reshape(2, 3)
+    plain, own = model(ids), model.type_emb
+    model.type_emb = Tripled(own)
+    found = model(ids)
+    model.type_emb = own
+    own.embedding[...] = 3 * own.embedding[...]
+    np.testing.assert_allclose(found, model(ids), rtol=0, atol=1e-5)
+    assert np.abs(found - plain).max() > 1e-3
 
 
 def tripled(lhs, rhs, dimensions, **options):

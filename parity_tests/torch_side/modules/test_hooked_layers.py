@@ -9,8 +9,12 @@ from torch.nn.utils import prune
 
 import torch_attn
 from attn_bridge.specs import (
+    DecoderBlockConfig,
+    DecoderConfig,
     FeedForwardConfig,
+    GroupedQueryAttentionConfig,
     HyperConnectionConfig,
+    LayerNormConfig,
     MixtureOfExpertsConfig,
     MultiHeadLatentAttentionConfig,
 )
@@ -38,6 +42,26 @@ def streams() -> HyperConnection:
 
 
 X = torch.randn(2, 5, 6, generator=torch.manual_seed(3), dtype=torch.float64)
+
+IDS = torch.arange(6).reshape(2, 3)
+
+
+def decoder() -> torch_attn.DecoderModel:
+    block = DecoderBlockConfig(GroupedQueryAttentionConfig(6, 2), FeedForwardConfig(6, 5), LayerNormConfig(6))
+    config = DecoderConfig(7, 6, (block,), LayerNormConfig(6), num_token_types=2)
+    return drawn(torch_attn.DecoderModel(config, dtype=torch.float64))
+
+
+def test_hooks_of_the_types_of_tokens_take_part():
+    model = decoder()
+    want = model(IDS)
+    model.type_emb.weight.data[0] *= 3
+    scaled = model(IDS)
+    model.type_emb.weight.data[0] /= 3
+    assert (scaled - want).abs().max() > 1e-3
+    model.type_emb.register_forward_hook(lambda layer, args, result: 3 * result)
+    torch.testing.assert_close(model(IDS), scaled, rtol=0, atol=1e-12)
+
 
 CALLS = {
     "router": (experts, "router", lambda module: module(X)),
