@@ -102,3 +102,15 @@ def test_tied_parameters_are_known_by_their_first_name():
     module[2].weight = module[0].weight
     assert subject_of(module).tied() == {"2.weight": "0.weight"}
     assert subject_of(nn.Sequential(nn.Linear(6, 6))).tied() == {}
+
+
+class WithoutHash(nn.Module):
+    def __eq__(self, other):
+        return isinstance(other, WithoutHash)
+
+
+def test_a_module_without_a_hash_is_refused_with_the_line_to_write():
+    module = nn.Sequential(nn.Linear(2, 2))
+    module._modules["1"] = WithoutHash()
+    with pytest.raises(ModuleFailedError, match=r"write `WithoutHash\.__hash__ = torch\.nn\.Module\.__hash__` before"):
+        subject_of(module)

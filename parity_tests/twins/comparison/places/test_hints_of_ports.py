@@ -374,3 +374,40 @@ def test_a_change_holds_for_every_call_of_a_submodule():
     divergence = compare(Scaled(), OtherScaled((1.7, 2.5)), draw(3, 9)).first_divergence
     assert divergence.path == "part"
     assert divergence.hint.startswith("with no multiplication of its second operand")
+
+
+class Convolution(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class OtherConvolution(nnx.Module):
+    def __init__(self):
+        self.conv = nnx.Conv(3, 4, (3, 3), padding="CIRCULAR", rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.conv(x)
+
+
+def test_a_padding_mode_is_no_size():
+    hint = compare(Convolution(), OtherConvolution(), draw(2, 5, 6, 3)).first_divergence.hint
+    assert hint.startswith("padding_mode is 'zeros' in torch and 'circular' in Flax")
+    assert "padding is" not in hint
+
+
+class Bins(nn.Module):
+    def forward(self, x):
+        return torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0], dtype=x.dtype)) + 1
+
+
+class OtherBins(nnx.Module):
+    def __call__(self, x):
+        return jnp.searchsorted(jnp.array([-1.0, 0.0, 1.0]), x)
+
+
+def test_whole_numbers_that_are_counted_otherwise_are_named():
+    assert "with 1 added to the result of" in compare(Bins(), OtherBins(), draw(3, 8)).first_divergence.hint
