@@ -83,6 +83,8 @@ TAKEN = {
     "check_trim": [(0, 3, 2, True), (3, 3, 2, True), (1, 3, 3, True), (1, 3, 2, False)],
     "check_reorder": [((2,), "int32", 2, (0, 1)), ((2,), "uint8", 2)],
     "check_positions": [((4,), "int32", 2, 4), ((2, 4), "uint8", 2, 4), ((1, 4), "int64", 2, 4), *ROWS],
+    "check_32_bits": [(-(1 << 31), (1 << 31) - 1)],
+    "check_no_offset": [("Linear", False)],
     "check_rows_given": [(None,)],
     "check_shared": [(True, True), (False, False)],
     "check_table": [(True, (32, 4), (32, 4)), (False, None, (32, 4)), (False, None, None)],
@@ -336,6 +338,15 @@ REFUSED = [
         "check_table",
         (True, (4, 32), (32, 4)),
         "relative_bias must have shape (num_buckets, num_heads) = (32, 4), got (4, 32)",
+    ),
+    *(
+        ("check_32_bits", pair, f"an integer ({number}) must fit in 32 bits without jax_enable_x64")
+        for pair, number in (((-(1 << 31) - 1, 0), -(1 << 31) - 1), ((0, 1 << 31), 1 << 31))
+    ),
+    (
+        "check_no_offset",
+        ("LoraLinear", True),
+        "absorbed must be False for a layer (LoraLinear) that adds something to its product",
     ),
     ("check_rows_given", ((2, 3, 4),), "positions of an image must be given, of shape (rows, B, T) = (2, 3, 4)"),
 ]
