@@ -129,7 +129,8 @@ class OtherTwice(nnx.Module):
             return (p * (jax.lax.stop_gradient(z) if self.stopped else z)).sum()
 
         x, y = self.into(x), self.into(y)
-        return self.scale * (loss(self.predict(x), y) + loss(self.predict(y), x))
+        there = self.scale * loss(self.predict(x), y)
+        return there + self.scale * loss(self.predict(y), x)
 
 
 def test_a_line_that_runs_twice_is_changed_as_one():
