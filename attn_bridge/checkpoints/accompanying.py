@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..printable import printable
-from . import adapters, configs, containers, manifest, quantised
+from . import adapters, configs, containers, manifest, quantised, rewritten_configs
 from .containers.base import CheckpointError, Reader, TensorInfo
 from .containers.files import PIECE, File, bad
 from .containers.remote import is_remote
@@ -131,7 +131,7 @@ def config_beside(plan: Plan, reader: Reader, config: Mapping[str, object] | Non
     """
     written = plan.config if config is None else config
     if written is not None:
-        return _dumped(configs.with_dtype(written, plan.dtype, plan.target_layout)) if written else None
+        return _dumped(rewritten_configs.with_dtype(written, plan.dtype, plan.target_layout)) if written else None
     is_kept = plan.target_layout in ("", plan.source_layout)
     if reader.format in configs.MADE and is_kept:  # built from the file's metadata, for the source's names
         return None
@@ -142,7 +142,7 @@ def config_beside(plan: Plan, reader: Reader, config: Mapping[str, object] | Non
     if own is not None:
         return _adapted(own[1], plan, reader.config)
     made = {} if reader.config is None or is_kept else reader.config
-    return _dumped(configs.with_dtype(made, plan.dtype, plan.target_layout)) if made else None
+    return _dumped(rewritten_configs.with_dtype(made, plan.dtype, plan.target_layout)) if made else None
 
 
 def _adapted(data: bytes, plan: Plan, changed: Mapping[str, object] | None) -> bytes:
@@ -161,7 +161,7 @@ def _adapted(data: bytes, plan: Plan, changed: Mapping[str, object] | None) -> b
         return data
     read = config if changed is None else dict(changed)
     plain = quantised.unquantised(read) if plan.scales else read
-    adapted = configs.with_dtype(plain, plan.dtype, plan.target_layout)
+    adapted = rewritten_configs.with_dtype(plain, plan.dtype, plan.target_layout)
     return data if adapted == config else _dumped(adapted)
 
 

@@ -15,7 +15,7 @@ from ...models.ours import OWN
 from ...printable import printable
 from ...weights import WeightsMismatchError
 from ...weights.placements import Placement, Shape
-from .. import configs
+from .. import configs, rewritten_configs
 from ..containers.base import CheckpointError
 
 SWITCHES = ("attention_bias", "mlp_bias", "qkv_bias", "use_qkv_bias", "use_bias")
@@ -104,7 +104,7 @@ def refuse_family(
     if not isinstance(kind, str) or kind.startswith(OWN) or not layout.model_types or kind in layout.model_types:
         return
     try:
-        configs.of_target(config, layout, shapes)
+        rewritten_configs.of_target(config, layout, shapes)
     except CheckpointError as why:
         if str(why).startswith(f"a {kind} "):
             raise

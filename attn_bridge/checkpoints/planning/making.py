@@ -14,7 +14,7 @@ from ...weights import WeightsMismatchError
 from ...weights.changes import NO_STEPS, Steps
 from ...weights.placements import Placement, common, refined
 from ...whole_files import JsonObject
-from .. import configs
+from .. import configs, rewritten_configs
 from ..containers.base import CheckpointError, Reader, TensorInfo
 from ..copying import Move, dense, move_of
 from ..manifest import Manifest
@@ -86,7 +86,7 @@ def make(
         reader = Filtered(reader, excluded, ())
         selection = (selection or Selection()).without(excluded)
         is_text = any(part.is_tower for part in excluded.values())
-        config = configs.of_text(config or {}) if is_text else config
+        config = rewritten_configs.of_text(config or {}) if is_text else config
     shapes = {name: info.shape for name, info in reader.tensors.items()}
     is_decorated = for_module and theirs is not None and theirs.is_decorated(reader.tensors)
     if selection is not None and theirs is not None and table is None:
@@ -115,7 +115,9 @@ def make(
         return (
             same
             if theirs is None
-            else dataclasses.replace(same, config=configs.of_target(config or {}, theirs, shapes, is_needed=is_folder))
+            else dataclasses.replace(
+                same, config=rewritten_configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
+            )
         )
     back = manifest.restore.get(theirs.name, {}) if manifest else {}
     check_settings(settings or {}, ours, theirs)
@@ -135,7 +137,7 @@ def make(
     heads.check(reader.path, (ours, theirs), decoded.placements, head, settings or {}, manifest, selection)
     if table is None and not is_part and selection is not None:
         described.check(config or {}, ours, shapes, decoded.placements, {**all_settings, **decoded.restore})
-    written = configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
+    written = rewritten_configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
     if is_text:
         written = _of_text(written, config)
         decoded.restore.pop("prefix", None)  # that of the multimodal model, which is not written again
@@ -200,7 +202,7 @@ def make(
     check_nothing_lost(reader, decoded, targets, [left_out for _, left_out in encoded.ties])
     if written:
         tied = not any("out_head.weight" in parts for parts in encoded.parts.values())
-        written = configs.finished(written, config or {}, tied=tied, infos=[one.info for one in targets])
+        written = rewritten_configs.finished(written, config or {}, tied=tied, infos=[one.info for one in targets])
     targets = _without_copies(targets, back.get("order", ()))
     targets.sort(key=lambda target: min(order[move.source] for move in target.moves))
     ties = []

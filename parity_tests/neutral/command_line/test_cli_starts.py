@@ -46,7 +46,7 @@ def test_console_module_runs_as_a_program_without_a_framework():
         (f"{RUN}(['--help'])", 52, "torch|jax|flax|attn_bridge.models|attn_bridge.reference"),
         (
             f"{RUN}(['convert', 'source.npz', 'target.npz', '--to', 'same'])",
-            195,
+            196,
             "torch|jax|flax|transformers|fsspec|ray|huggingface_hub|h5py|gguf|optax|scipy|rich.progress|numpy.ma|"
             "attn_parity.factories|attn_bridge.cli.demo",
         ),
