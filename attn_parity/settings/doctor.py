@@ -18,11 +18,16 @@ from ..sides.subject import load_adapter
 from . import precision
 from .precision import environment
 
-TESTED = {"torch": ("2.10", "2.13"), "jax": ("0.10", "0.11"), "flax": ("0.12", "0.12")}
+TESTED = {"torch": ("2.10", "2.13"), "jax": ("0.10", "0.12"), "flax": ("0.12", "0.12")}
 """Package -> the oldest and the newest version that the tests were run with."""
 
 PRODUCT_ERROR = 1e-5
 """A float32 product of 256 x 256 that is further off is not float32 inside: that errs by 3e-7, bfloat16 by 3e-3."""
+
+WRONG_SUMS = (
+    "jax.jit(jax.jacrev(...)) may be wrong, jax.grad and jax.jacfwd are right (jax#39103); use JAX 0.12, or "
+    "XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=-reduce"
+)
 
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 COLORS = {"safe": "green", "unsafe": "red", "note": "yellow"}
@@ -141,6 +146,7 @@ def examine() -> Diagnosis:
         products[library] = precision.product_errors(module)
         implementations[library] = backends.load(framework, "implementations").unavailable()
         findings += _judge_products(library, products[library])
+        findings += _judge_compiled(library, module.compiled_error() if hasattr(module, "compiled_error") else 0.0)
     findings += _judge_versions(versions)
     findings += _judge_devices(kinds, os.environ)
     findings += _judge_threads(os.environ)
@@ -158,6 +164,14 @@ def _judge_products(library: str, errors: Mapping[str, float]) -> list[Finding]:
         for kind, error in errors.items()
         if not error <= PRODUCT_ERROR
     ]
+
+
+def _judge_compiled(library: str, error: float) -> list[Finding]:
+    """Return the warning about a compiler that sums products wrongly."""
+    if error <= PRODUCT_ERROR:
+        return []
+    text = f"{library} compiles some sums of products wrongly: a compiled Jacobian of a norm is off by {error:.1e}"
+    return [Finding("warning", text, WRONG_SUMS)]
 
 
 def _judge_versions(versions: Mapping[str, str]) -> list[Finding]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import jax
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 from attn_parity.frameworks.jax import precision
+from attn_parity.settings.doctor import PRODUCT_ERROR
 from attn_parity.settings.precision import hold_safe, product_errors
 
 from ...contract.judge.jax_precision import ON_CPU, SWITCHES, UNSAFE, assert_safe, row_of, values
@@ -161,3 +165,12 @@ def test_devices_and_versions_name_what_is_here():
     assert precision.versions()["jax"] == jax.__version__
     assert {"jaxlib", "flax"} <= precision.versions().keys()
     assert precision.kinds() >= {"cpu"}
+
+
+def test_a_compiled_jacobian_is_right_without_fused_reductions():
+    code = "from attn_parity.frameworks.jax import precision; print(precision.compiled_error())"
+    old = jax.__version_info__ < (0, 12)  # newer ones are right, and end the process at a flag that they don't know
+    flags = "--xla_cpu_experimental_ynn_fusion_type=-reduce" if old else ""
+    environment = os.environ | {"XLA_FLAGS": flags}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    assert 0 < float(done.stdout) < PRODUCT_ERROR

@@ -200,7 +200,7 @@ def test_advice_names_strict_only_where_it_helps():
             {"torch": "2.14.0a0", "jax": "1.0", "flax": "0.13.0"},
             [
                 "torch 2.14.0a0 is not what the tests were run with (2.10 to 2.13)",
-                "jax 1.0 is not what the tests were run with (0.10 to 0.11)",
+                "jax 1.0 is not what the tests were run with (0.10 to 0.12)",
                 "flax 0.13.0 is not what the tests were run with (0.12)",
             ],
         ),
@@ -267,6 +267,15 @@ def test_default_dtypes_that_do_not_match_are_a_warning(dtype, wide, count):
     rows = [row(name="default_dtype", value=dtype), row(framework="jax", name="enable_x64", value=wide)]
     assert len(doctor._judge_dtypes(rows)) == count
     assert doctor._judge_dtypes(rows[:1]) == doctor._judge_dtypes(rows[1:]) == []
+
+
+def test_a_compiler_that_adds_wrongly_is_a_warning():
+    (found,) = doctor._judge_compiled("jax", 0.58)
+    assert (found.level, found.text) == (
+        "warning",
+        "jax compiles some sums of products wrongly: a compiled Jacobian of a norm is off by 5.8e-01",
+    )
+    assert doctor._judge_compiled("jax", 4e-7) == []
 
 
 def test_a_product_that_is_not_float32_inside_is_unsafe():
