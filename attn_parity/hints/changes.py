@@ -27,6 +27,9 @@ PER_OPERATION = 1000
 TRACED = 10
 """How many times that an operation takes to be traced and run, forward and backward."""
 
+MOST_FITTING = 3
+"""Most numbers in code that a hint offers: several may agree where few results depend on them."""
+
 MOST_TIMES = 4
 """A changed run may take this many times as many steps as the one without a change, which a loop may need; it may also
 never end."""

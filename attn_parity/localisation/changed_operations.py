@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..pair import SIDES
@@ -17,6 +18,9 @@ from .sides import Sides, SubmoduleRunner
 
 COPIES = 2
 """Inputs on which a change has to make both sides agree."""
+
+KINDS: Mapping[Direction, tuple[bool, ...]] = {"forward": (False, True), "backward": (False,)}
+"""Direction -> whether numbers in code are changed, in the order in which both sides are tried."""
 
 AGREE = 1e-9
 """Largest difference of gradients that agree, relative to the largest of them."""
@@ -43,11 +47,18 @@ class ChangedOperations:
     others: Sequence[Mapping[Side, Call]] = ()
 
     def hint(self) -> str:
-        """Return the change of an operation with which both sides agree, and its line of code; "" if none does."""
-        for side in reversed(SIDES):
+        """Return the change of an operation with which both sides agree, and its line of code; "" if none does.
+
+        Other numbers in the code of either side are tried last: solved for, they may agree by chance.
+        """
+        for numbers, side in itertools.product(KINDS[self.direction], reversed(SIDES)):
             changes: list[tuple[str, str]] = []
             with contextlib.suppress(Exception):  # changed code may fail anyhow, and the verdict needs no hint
-                changes = self._changes(side) if self.direction == "forward" else self._gradient_changes(side)
+                changes = (
+                    self._changes(side, numbers=numbers)
+                    if self.direction == "forward"
+                    else self._gradient_changes(side)
+                )
             if changes:
                 label = shown(self.sides.labels[side])
                 ways = [f"{text} ({where})" if where else text for text, where in changes]
@@ -68,14 +79,14 @@ class ChangedOperations:
         bare = [[one.with_leaves(range(len(one.leaves))) for one in pair] for pair in pairs]
         return shapes and all(mine == its for mine, its in bare)
 
-    def _changes(self, side: Side) -> list[tuple[str, str]]:
+    def _changes(self, side: Side, *, numbers: bool) -> list[tuple[str, str]]:
         """Return the changes with which one side has the other's outputs."""
         samples = []
         for arguments in self._fed():
             made = {one: self.runner.run(one, self.paths[one], arguments[one]).outputs for one in SIDES}
             samples.append((arguments[side], self._wanted(side, made)))
         changes: list[tuple[str, str]] = self.sides.subjects[side].changes(
-            self.runner.weights(side), samples, path=self.paths[side]
+            self.runner.weights(side), samples, path=self.paths[side], numbers=numbers
         )
         return changes
 

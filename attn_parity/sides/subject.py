@@ -401,6 +401,7 @@ class Subject(Protocol):
         samples: Sequence[tuple[Arguments, Sequence[Array]]],
         *,
         path: str = "",
+        numbers: bool = False,
     ) -> list[tuple[str, str]]:
         """Return the changes of one operation of a submodule that give other outputs, each with its line of code.
 
@@ -408,6 +409,7 @@ class Subject(Protocol):
             weights: all weights by name.
             samples: calls of the submodule, and the outputs wanted of each.
             path: the submodule.
+            numbers: whether numbers in its code are changed, instead of operations.
         """
 
     def gradient_changes(

@@ -120,6 +120,7 @@ class ProbedSide(abc.ABC):
         samples: Sequence[tuple[Arguments, Sequence[Array]]],
         *,
         path: str = "",
+        numbers: bool = False,
     ) -> list[tuple[str, str]]:
         """Return the changes of one operation that give the outputs wanted; see `Subject.changes`."""
         part, arguments = self.part(path), samples[0][0]
@@ -132,7 +133,7 @@ class ProbedSide(abc.ABC):
             except UNTRACEABLE:  # it looks at values
                 return []
             runs = [ChangedPrograms(closed, jax.tree.leaves(one)) for one in (operands, *others)]
-        return runs[0].found([wanted for _, wanted in samples], runs[1:])
+        return runs[0].found([wanted for _, wanted in samples], runs[1:], numbers=numbers)
 
     def gradient_changes(
         self,

@@ -297,6 +297,7 @@ class TorchSubject:
         samples: Sequence[tuple[Arguments, Sequence[Array]]],
         *,
         path: str = "",
+        numbers: bool = False,
     ) -> list[tuple[str, str]]:
         """Return the changes of one operation that give the outputs wanted; see `Subject.changes`."""
 
@@ -306,7 +307,7 @@ class TorchSubject:
             return execution.results(weights, samples[sample][0], None, self._accumulates).outputs
 
         with ONE_AT_A_TIME:
-            return [] if self._is_distributed else found(run, [wanted for _, wanted in samples])
+            return [] if self._is_distributed else found(run, [wanted for _, wanted in samples], numbers=numbers)
 
     def gradient_changes(
         self,

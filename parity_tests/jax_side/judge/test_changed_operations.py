@@ -129,21 +129,40 @@ FAULTS = {
         lambda x: gates(x, (0, 1, 2)),
         lambda x: gates(x, (1, 0, 2)),
     ),
+    "whole numbers 1 higher": (
+        lambda x: x * 2.0 ** (-1 - jnp.arange(x.shape[-1])),
+        lambda x: x * 2.0 ** (-2 - jnp.arange(x.shape[-1])),
+    ),
     "> for >=": (lambda x: jnp.where(x.round() > 0, x, 0), lambda x: jnp.where(x.round() >= 0, x, 0)),
 }
 
 
-def changes(right, wrong, x=X, others=()):
+def changes(right, wrong, x=X, others=(), kinds=(False, True)):
     with jax.enable_x64(True):
         closed = jax.make_jaxpr(wrong)(x)
         first, *more = (ChangedPrograms(closed, [one]) for one in (x, *others))
-        return first.found([[np.asarray(right(one))] for one in (x, *others)], more)
+        wanted = [[np.asarray(right(one))] for one in (x, *others)]
+        return next(filter(None, (first.found(wanted, more, numbers=kind) for kind in kinds)), [])
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_changes_are_found(fault):
     right, wrong = FAULTS[fault]
     assert fault in [text for text, _ in changes(right, wrong)]
+
+
+def test_all_numbers_that_agree_are_offered():
+    made = changes(lambda x: x * 3.0 * 4.0, lambda x: x * 3.0 * 2.0)
+    assert {text for text, _ in made} == {"4 for 2", "6 for 3"}
+
+
+def test_no_number_in_the_code_of_a_library_is_offered():
+    """Without the triangle's width of 1 a linear kernel is that of the nearest pixel."""
+
+    def resized(x, method):
+        return jax.image.resize(x, (*x.shape[:-1], 2 * x.shape[-1]), method)
+
+    assert not changes(lambda x: resized(x, "nearest"), lambda x: resized(x, "linear"), kinds=(True,))
 
 
 def test_a_change_is_found_beside_a_literal_of_float32_accuracy():

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ....hints.changes import (
     BINARY,
     COMPARISONS,
+    MOST_FITTING,
     MOST_PARTS,
     MOST_TIMES,
     MOST_VALUES,
@@ -146,13 +147,14 @@ class ChangedCalls(TorchFunctionMode):
 
 
 def found(
-    run: Callable[[int, ChangedCalls], Sequence[Array]], wanted: Sequence[Sequence[Array]]
+    run: Callable[[int, ChangedCalls], Sequence[Array]], wanted: Sequence[Sequence[Array]], *, numbers: bool = False
 ) -> list[tuple[str, str]]:
     """Return the changes of one call with which the results are those wanted: what changes, and ``file:line``.
 
     Args:
         run: number of the sample and mode -> the outputs of the side.
         wanted: the results wanted of each sample.
+        numbers: whether numbers in code are solved for, instead of trying other operations.
     """
     record, budget = ChangedCalls(), Budget()
     plain = run(0, record)
@@ -183,30 +185,41 @@ def found(
         sites.setdefault((call.site, call.name), []).append(number)
     groups = [group for numbers in sites.values() for group in dict.fromkeys((tuple(numbers), tuple(numbers[:1])))]
     groups.sort(reverse=True)
-    hits: dict[str, str] = {}
+    hits: dict[tuple[str, str], str] = {}
     for group in groups:
         call = record.calls[group[0]]
+        if len(hits) >= (MOST_FITTING if numbers else 2) or budget.left < 0:
+            break
+        if numbers:
+            for text in _fitting_numbers(call, group, results, fits, wanted[0], limits[0]):
+                hits[call.where, text] = text
+            continue
         with np.errstate(all="ignore"):
             names = [text for text, value in ways_of(call)]
-        text = next((text for text in names if fits(group, _change(text))), None)
-        if text is not None:
-            hits.setdefault(call.where, text)
-        if len(hits) > 1 or budget.left < 0:
-            break
-    if hits:
-        return [(text, where) for where, text in hits.items()]
-    for group in groups:
-        call = record.calls[group[0]]
-        for index, own in _numbers(call):
+        change = next((text for text in names if fits(group, _change(text))), None)
+        if change is not None:
+            hits.setdefault((call.where, ""), change)
+    return [(text, where) for (where, _), text in hits.items()]
 
-            def rest(value: float, group: Collection[int] = group, index: int = index) -> Array | None:
-                made = results(0, group, _with_number(index, value))
-                return None if made is None else apart(made, wanted[0])
 
-            for value in solutions(own, rest, limits[0]):
-                if value != own and fits(group, _with_number(index, value)):
-                    return [(f"{value:.6g} for {own:.6g}", call.where)]
-    return []
+def _fitting_numbers(
+    call: TorchCall,
+    group: Collection[int],
+    results: Callable[[int, Collection[int], ChangedResult], Sequence[Array] | None],
+    fits: Callable[[Collection[int], ChangedResult], bool],
+    wanted: Sequence[Array],
+    limit: float,
+) -> Iterator[str]:
+    """Yield the numbers of a call with each of which the results are those wanted, by solving for them."""
+    for index, own in _numbers(call) if call.where else ():  # in a library's own code a number fits by chance
+
+        def rest(value: float, index: int = index) -> Array | None:
+            made = results(0, group, _with_number(index, value))
+            return None if made is None else apart(made, wanted)
+
+        for value in solutions(own, rest, limit):
+            if value != own and fits(group, _with_number(index, value)):
+                yield f"{value:.6g} for {own:.6g}"
 
 
 def _change(text: str) -> ChangedResult:

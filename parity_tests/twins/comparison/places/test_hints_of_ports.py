@@ -12,7 +12,10 @@ import torch
 from flax import nnx
 from torch import nn
 
+from attn_bridge import parity
 from attn_bridge.parity import compare
+
+LINE = r"\S*test_hints_of_ports.py:\d+"
 
 RANDOM = np.random.default_rng(3)
 
@@ -411,3 +414,19 @@ class OtherBins(nnx.Module):
 
 def test_whole_numbers_that_are_counted_otherwise_are_named():
     assert "with 1 added to the result of" in compare(Bins(), OtherBins(), draw(3, 8)).first_divergence.hint
+
+
+def test_an_operation_that_is_missing_comes_before_a_number_that_makes_up_for_it():
+    """Without the factor in torch, so does four times the number in Flax."""
+
+    def scaled(_, x):
+        x = x * 0.5
+        return x / torch.sqrt(x * x + 0.1)
+
+    def plain(_, x):
+        return x / jnp.sqrt(x * x + 0.1)
+
+    sides = parity.function(scaled, {}, framework="torch"), parity.function(plain, {}, framework="jax")
+    hint = parity.compare(*sides, draw(5, 6), seeds=1).first_divergence.hint
+    change = "no multiplication of its second operand"
+    assert re.fullmatch(rf"with {change} \({LINE}\) in torch both sides agree", hint), hint

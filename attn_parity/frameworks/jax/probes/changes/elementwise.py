@@ -175,12 +175,13 @@ def _filled(index: int, number: float, *operands: Array) -> list[Array]:
 
 
 def of_positions(program: Program, operation: Operation) -> Iterator[ProgramChange]:
-    """Yield positions that begin elsewhere."""
+    """Yield positions that begin elsewhere, and other whole numbers that are made of them, such as exponents."""
     shape = operation.shape
     if getattr(shape, "dtype", np.dtype(bool)).kind not in "iu" or not shape.shape:
         return
-    yield operation.followed("positions 1 higher", lambda item: item + np.asarray(1, item.dtype))
-    yield operation.followed("positions 1 lower", lambda item: item + np.asarray(-1, item.dtype))
+    what = "positions" if operation.name in ("iota", "add", "cumsum") else "whole numbers"
+    yield operation.followed(f"{what} 1 higher", lambda item: item + np.asarray(1, item.dtype))
+    yield operation.followed(f"{what} 1 lower", lambda item: item + np.asarray(-1, item.dtype))
     if operation.name == "iota":
         yield operation.followed("positions in reverse", np.flip)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from .....hints.changes import (
+    MOST_FITTING,
     MOST_TIMES,
     MOST_VALUES,
     PER_OPERATION,
@@ -129,14 +130,15 @@ class ChangedPrograms(Interpreter):
 
     # ---- the search
 
-    def found(self, wanted: Sequence[Sequence[Array]], others: Sequence[ChangedPrograms]) -> list[tuple[str, str]]:
+    def found(
+        self, wanted: Sequence[Sequence[Array]], others: Sequence[ChangedPrograms], *, numbers: bool = False
+    ) -> list[tuple[str, str]]:
         """Return the changes with which the results are those wanted: what changes, and ``file:line``.
-
-        Numbers in code are solved for only where no other change fits.
 
         Args:
             wanted: the results wanted, of this run and of the others.
             others: runs of the same program on other arguments, on which a change has to fit as well.
+            numbers: whether numbers in code are solved for, instead of trying other operations.
         """
         runs = [self, *others]
         if not all(run.is_small for run in runs) or not are_alike(self.outputs, wanted[0]):
@@ -150,13 +152,15 @@ class ChangedPrograms(Interpreter):
                 for item, each, limit in zip(made, wanted, limits, strict=True)
             )
 
+        if numbers:
+            return self._numbers(wanted[0], fits, limits[0])
         hits: dict[str, str] = {}
         for results, change, program in self._all(changes_of):
             if fits(results):
                 hits.setdefault(program.operations[change.at].where, change.text)
             if len(hits) > 1 or self.budget.left < 0:
                 break
-        return [(text, where) for where, text in hits.items()] or self._numbers(wanted[0], fits, limits[0])
+        return [(text, where) for where, text in hits.items()]
 
     def _all(
         self, changes: Callable[..., Iterator[ProgramChange]]
@@ -184,8 +188,13 @@ class ChangedPrograms(Interpreter):
     def _numbers(
         self, wanted: Sequence[Array], fits: Callable[[Mapping[int, Results]], bool], limit: float
     ) -> list[tuple[str, str]]:
-        """Return the number in the code with which the results are those wanted, by solving for each."""
+        """Return the numbers in the code with each of which the results are those wanted, by solving for them."""
+        hits: dict[tuple[str, float], str] = {}
         for number, where, changes in self._replaced():
+            if len(hits) == MOST_FITTING or self.budget.left < 0:
+                break
+            if not where or (where, number) in hits:  # in a library's own code a number fits by chance
+                continue
 
             def rest(value: float, changes: Callable[[float], Mapping[int, Results]] = changes) -> Array | None:
                 outputs = self.changed(changes(value))
@@ -193,8 +202,8 @@ class ChangedPrograms(Interpreter):
 
             for value in solutions(number, rest, limit):
                 if value != number and fits(changes(value)):
-                    return [(f"{value:.6g} for {number:.6g}", where)]
-        return []
+                    hits.setdefault((where, number), f"{value:.6g} for {number:.6g}")
+        return [(text, where) for (where, _), text in hits.items()]
 
     def _replaced(self) -> Iterator[tuple[float, str, Callable[[float], Mapping[int, Results]]]]:
         """Yield the numbers in code, their lines, and changes to another one: all equal ones of a line, then each."""
