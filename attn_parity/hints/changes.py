@@ -183,14 +183,24 @@ SWAPPED = {
 """Operation with two operands -> those that ports take for it."""
 
 
-def binaries(kind: str, left: Array, right: Array, plain: Array) -> Iterator[tuple[str, Array]]:
-    """Yield other results of an operation with two operands: one of them alone, exchanged, or another operation."""
+def binaries(
+    kind: str, left: Array, right: Array, plain: Array, *, has_number: bool = False
+) -> Iterator[tuple[str, Array]]:
+    """Yield other results of an operation with two operands: one of them alone, exchanged, or another operation.
+
+    Args:
+        kind: of `BINARY`.
+        left: the first operand.
+        right: the second.
+        plain: the result.
+        has_number: whether an operand is a number in code, which may stand first there and second in a call.
+    """
     if left.dtype.kind not in "iuf" or right.dtype.kind not in "iuf":
         return
     word = WORDS.get(kind, kind)
     for name, operand in (("second", left), ("first", right)):
         if operand.shape == plain.shape:
-            yield f"no {word} of its {name} operand", operand
+            yield f"no {word} of its number" if has_number else f"no {word} of its {name} operand", operand
     if kind in ("sub", "div"):
         yield f"the operands of the {word} exchanged", BINARY[kind](right, left)
     for other in SWAPPED.get(kind, ()):

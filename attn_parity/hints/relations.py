@@ -144,8 +144,21 @@ def _reordered(case: Case) -> str:
                 return f"{case.labels[1]} has the same numbers in another order: {text}{inside}{turned}"
     alike = case.fits(np.sort(few[0], axis=-1), np.sort(few[1], axis=-1))
     if alike and case.first.ndim > 1 and case.fits(np.sort(case.first, axis=-1), np.sort(case.second, axis=-1)):
-        return "both have the same numbers in another order along the last axis: consistent with permuted channels"
+        return f"both have the same numbers in another order along the last axis: {_order(case, few)}"
     return ""
+
+
+def _order(case: Case, few: tuple[Array, Array]) -> str:
+    """Return the order that all rows share: reversed, shifted, or else that of channels; or that they share none."""
+    ranks = np.argsort(np.argsort(few[1][0]))
+    order = np.argsort(few[0][0])[ranks]
+    if not case.fits(case.first[..., order], case.second):
+        return "each row in one of its own"
+    size = len(order)
+    if np.array_equal(order, np.arange(size)[::-1]):
+        return "reversed"
+    shifts = [shift for shift in range(1, size) if np.array_equal(order, np.roll(np.arange(size), shift))]
+    return f"shifted by {shifts[0]}" if shifts else "consistent with permuted channels"
 
 
 def _moved(array: Array, order: Array) -> Array:
@@ -345,7 +358,8 @@ def positions(case: Case) -> str:
         # Where a mask leaves some rows one key, these agree whatever the scores are.
         cause = "other scores, a mask, packed positions, or what goes by distance"
     if _is_same_in_every_sequence(case):
-        return f"{text}, by the same numbers in every sequence: consistent with other positions that are added"
+        cause = "other positions that are added, or another part that no input reaches"
+        return f"{text}, by the same numbers in every sequence: consistent with {cause}"
     return f"{text}: consistent with {cause}" if case.may_hold("attention") else text
 
 

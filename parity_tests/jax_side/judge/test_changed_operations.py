@@ -105,7 +105,7 @@ FAULTS = {
     "positions 1 lower": (lambda x: x * jnp.arange(4), lambda x: x * jnp.arange(1, 5)),
     "a mean for the sum": (lambda x: x.mean(1), lambda x: x.sum(1)),
     "a sum for the mean": (lambda x: x.sum(1), lambda x: x.mean(1)),
-    "no addition of its second operand": (lambda x: jax.nn.sigmoid(x), lambda x: jax.nn.sigmoid(x + 1.0)),
+    "no addition of its number": (lambda x: jax.nn.sigmoid(x), lambda x: jax.nn.sigmoid(x + 1.0)),
     "SiLU for relu": (lambda x: jax.nn.silu(x) * 2, lambda x: jax.nn.relu(x) * 2),
     "ReLU of the result of mul": (lambda x: jax.nn.relu(x * 2) + 1, lambda x: x * 2 + 1),
     "the biased variance for the unbiased": (lambda x: x / x.var(-1).sum(), lambda x: x / x.var(-1, ddof=1).sum()),

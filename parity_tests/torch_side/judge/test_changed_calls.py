@@ -43,7 +43,7 @@ FAULTS = {
     "no addition of its first operand": (lambda x: x.sin(), lambda x: added(x.cos(), x.sin())),
     "min for max": (lambda x: torch.min(x, -x), lambda x: torch.max(x, -x)),
     "1e-05 for 1": (lambda x: ((x * x) / (x * x + 1e-5)).mean(), lambda x: ((x * x) / (x * x + 1.0)).mean()),
-    "no addition of its second operand": (lambda x: recurrent(x, False), lambda x: recurrent(x, True)),
+    "no addition of its number": (lambda x: recurrent(x, False), lambda x: recurrent(x, True)),
     "a softmax over axis 1 of 3 for axis 2": (lambda x: x.softmax(1), lambda x: x.softmax(-1)),
     "parts 0 and 1 of 2 exchanged": (
         lambda x: x.chunk(2, -1)[1].sin() * x.chunk(2, -1)[0],

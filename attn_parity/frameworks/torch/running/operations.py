@@ -283,7 +283,7 @@ def ways_of(call: TorchCall) -> Ways:
         return
     if name in BINARY and len(call.args) == 2 and not call.kwargs:
         left, right = (np.asarray(_array(one) if isinstance(one, Tensor) else one) for one in call.args)
-        yield from binaries(name, left, right, plain)
+        yield from binaries(name, left, right, plain, has_number=not all(isinstance(one, Tensor) for one in call.args))
     elif name in ("softmax", "log_softmax"):
         axis = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1)
         if isinstance(axis, int):

@@ -299,6 +299,9 @@ PLANTED = {
         "chunks 0 and 1 of 4 exchanged",
     ),
     "channels permuted": (X, X[..., RANDOM.permutation(16)], [], {}, "permuted channels"),
+    "an axis reversed": (X, X[..., ::-1], [], {}, "in another order along the last axis: reversed"),
+    "an axis shifted": (X, np.roll(X, 3, -1), [], {}, "in another order along the last axis: shifted by 3"),
+    "rows in orders of their own": (X, RANDOM.permuted(X, axis=-1), [], {}, "last axis: each row in one of its own"),
     "a transposed kernel": (
         X @ SQUARE.T,
         X @ SQUARE,
@@ -391,7 +394,7 @@ PLANTED = {
         X + np.maximum(np.arange(7) - 2, 0)[:, None] * draw(16),
         [],
         {"path": "attn"},
-        "by the same numbers in every sequence: consistent with other positions that are added",
+        "in every sequence: consistent with other positions that are added, or another part that no input reaches",
     ),
     "a mask at the start": (
         X,

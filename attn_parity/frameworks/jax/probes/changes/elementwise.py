@@ -79,8 +79,10 @@ def of_binary(program: Program, operation: Operation) -> Iterator[ProgramChange]
     if operation.name == "sub" and not plain.shape and operation.called[-1:] in (("_var",), ("_std",)):
         yield operation.computed("the biased variance for the unbiased", lambda left, right: left)
 
+    has_number = any(isinstance(item, core.Literal) for item in operation.operands)
+
     def ways(left: Array, right: Array) -> Ways:
-        return binaries(operation.name, left, right, np.broadcast_to(np.nan, plain.shape))
+        return binaries(operation.name, left, right, np.broadcast_to(np.nan, plain.shape), has_number=has_number)
 
     names = sampled(ways, operation.shapes)
     yield from operation.named(names, lambda read: ways(*(np.asarray(read(item)) for item in operation.operands)))
