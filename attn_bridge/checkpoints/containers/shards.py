@@ -158,7 +158,7 @@ def share(
     """
     shared = {
         name: stored
-        for name, stored in metadata.items()
+        for name, stored in sorted(metadata.items(), key=lambda item: item[0])  # safetensors writes them in no order
         if isinstance(stored, str) and stored in tensors and name not in tensors
     }
     check_count(path, len(tensors) + len(shared))
