@@ -341,8 +341,8 @@ def solutions(number: float, rest: Callable[[float], Array | None], limit: float
         yield from () if value is None else (value,)
         return
     for value in USUAL:
-        made = rest(value)
-        if made is not None and np.abs(made).max() <= limit:
+        difference = rest(value)
+        if difference is not None and np.abs(difference).max() <= limit:
             yield value
 
 

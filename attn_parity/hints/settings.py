@@ -185,8 +185,8 @@ def _all_ones(value: object) -> object:
 def _same_padding(left: object, right: object, first: Mapping[str, object], second: Mapping[str, object]) -> bool:
     """Compare paddings as they are per axis, before and behind; names that can't be counted are compared as names."""
     pairs = _padding(left, first, second), _padding(right, second, first)
-    kept = _padding("SAME", first, second), _padding("SAME", second, first)
-    if kept[0] != kept[1] and "SAME" not in kept and all(_same_pairs(*one) for one in zip(pairs, kept, strict=True)):
+    same = _padding("SAME", first, second), _padding("SAME", second, first)
+    if same[0] != same[1] and "SAME" not in same and all(map(_same_pairs, pairs, same)):
         return True  # each keeps the size of its input, for kernels that are spread differently
     return _same_pairs(*pairs) or _is_cut_behind(*pairs, first, second)
 

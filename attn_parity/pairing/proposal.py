@@ -269,10 +269,12 @@ def _assigned(sides: TensorSides, settled: Sequence[Link], labels: Labels) -> tu
         if i not in open_ones and sides.names[0][i].role == sides.names[1][j].role == "bias":
             layers.setdefault(layer_of(sides.first[i]), layer_of(sides.second[j]))
     layers.pop("", None)
-    went = [(layers.get(layer_of(sides.first[i])), layer_of(sides.second[j])) for i, j in enumerate(assignment)]
-    if groups or any(
-        known not in (None, layer) for known, layer in went
-    ):  # a bias goes where the matrix of its layer went, and a scale where the bias went
+    # A bias goes where the matrix of its layer went, and a scale where the bias went.
+    is_apart = any(
+        layers.get(layer_of(sides.first[i]), layer_of(sides.second[j])) != layer_of(sides.second[j])
+        for i, j in enumerate(assignment)
+    )
+    if groups or is_apart:
         # Again with the layers of settled matrices: a bias fits any layer of its width, and only its matrix tells
         # which.
         scores = scores + LAYER * sides.within(layers)

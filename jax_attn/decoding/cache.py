@@ -182,9 +182,8 @@ class KeyValueCache:
         padding = left_padding(mask)
         if padding is not None:
             mask = mask.behind(padding[:, None, None])
-        kept = self._positions()
-        positions = jnp.broadcast_to(positions, key.shape[:2]).astype(kept.dtype)
-        cache = dataclasses.replace(self, positions=kept)._padded(hidden)
+        cache = dataclasses.replace(self, positions=self._positions())._padded(hidden)
+        positions = jnp.broadcast_to(positions, key.shape[:2]).astype(cache.positions.dtype)
         if self.rolling:
             return cache._roll(key, value, positions, hidden, mask)
         cache = cache._write(key, value, positions, hidden)

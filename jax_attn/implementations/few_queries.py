@@ -131,8 +131,8 @@ def _attend(precision: str | None, scale: float, softcap: float | None, *operand
 
     shape = (query.shape[0], heads, group, query.shape[1])
     context, total = jnp.zeros((*shape, value.shape[3]), dtype), jnp.zeros((*shape, 1), dtype)
-    kept = varying_with(operands, (context, jnp.full((*shape, 1), -jnp.inf, dtype), total))
-    context, top, total = lax.fori_loop(first, last, step, kept)
+    carry = varying_with(operands, (context, jnp.full((*shape, 1), -jnp.inf, dtype), total))
+    context, top, total = lax.fori_loop(first, last, step, carry)
     sees = total != 0.0  # also where all scores are NaN, which XLA's maximum may pass over
     if sinks is not None:
         sink = rearrange(sinks.astype(dtype), "(k g) -> k g 1 1", k=heads)

@@ -157,6 +157,7 @@ def convert(
     console = make_console()
 
     def show(plan: Plan) -> None:
+        collector.resume()
         if json_file == "-":
             return
         for name, reason in plan.dropped.items():
@@ -181,7 +182,6 @@ def convert(
         def begin(plan: Plan) -> None:
             nonlocal planned, advance
             planned = plan
-            collector.resume()
             show(plan)
             advance = bar.enter_context(_bytes_bar())
 

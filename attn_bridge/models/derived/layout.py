@@ -23,7 +23,7 @@ def layout_of(description: Description) -> Layout:
     """Return the table of a described family's tensors; its rows hold them all where its prefixes are its own."""
     title = f"transformers {description.architecture.removesuffix('ForCausalLM')}"
     rows = (*description.rows, *rows_of_buffers(description.rows), *FURTHER_ROWS)
-    used = {size for row in description.rows for size in (*row.sizes.values(), *row.split, *row.shares)}
+    sizes = {size for row in description.rows for size in (*row.sizes.values(), *row.split, *row.shares)}
     aliases = description.aliases
     # A file's own name of a key goes before the usual one, which the defaults have.
     settings = {
@@ -34,7 +34,7 @@ def layout_of(description: Description) -> Layout:
             for other in (*aliases.get(key, ()), key)
         )
         for name, keys in _SETTINGS.items()
-        if name in used
+        if name in sizes
     }
     defaults: dict[str, int] = {}
     if {APART, TOGETHER} <= {row.branch for row in description.rows}:

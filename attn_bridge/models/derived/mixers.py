@@ -53,10 +53,10 @@ def read(config: ConfigFile, layer: int, kind: str, keys: Keys, constants: Mappi
             the channels; ``width`` of all heads together, which takes precedence; ``limits`` of a step.
         constants: field -> value whatever the config.
     """
-    made = _KINDS[kind]
-    make: Callable[..., Recurrent] = made
+    config_class = _KINDS[kind]
+    make: Callable[..., Recurrent] = config_class
     derived = _DERIVED[kind](config, layer, keys) if kind in _DERIVED else {}
-    types = {field.name: str(field.type) for field in dataclasses.fields(made)}
+    types = {field.name: str(field.type) for field in dataclasses.fields(config_class)}
     values = {
         name: _READ[types[name]](config, key) for name, key in keys.items() if name in types and name not in derived
     }

@@ -45,8 +45,8 @@ def why_computed(names: Iterable[str]) -> str:
             for ending, beside, text in _COMPUTED:
                 front = name.removesuffix(ending.format(own))
                 if front != name and front + (beside or ending).format(own) in names:
-                    made = text.format(printable(f"{front}.{own}"), own)
-                    return f"{printable(name)}: {made} makes it a plain tensor again; save the state_dict after that"
+                    remedy = text.format(printable(f"{front}.{own}"), own)
+                    return f"{printable(name)}: {remedy} makes it a plain tensor again; save the state_dict after that"
     return ""
 
 

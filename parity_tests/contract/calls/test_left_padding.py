@@ -142,9 +142,9 @@ def steps(backend, call, module, x, padding, sizes, rolling):
 
 
 def check_steps(backend, call, module, x, sizes, rolling=False):
-    both = steps(backend, call, module, x, PADDING, sizes, rolling)
-    close(both[0, FRONT:], numbers(call(module, backend.as_argument(x[:1, FRONT:])))[0])
-    close(both[1], numbers(call(module, backend.as_argument(x[1:])))[0])
+    padded, full = steps(backend, call, module, x, PADDING, sizes, rolling)
+    close(padded[FRONT:], numbers(call(module, backend.as_argument(x[:1, FRONT:])))[0])
+    close(full, numbers(call(module, backend.as_argument(x[1:])))[0])
 
 
 @cover.rotated(("mask", "name"), list(MASKS), MODERN)

@@ -214,8 +214,8 @@ def _fitting_numbers(
     for index, own in _numbers(call) if call.where else ():  # in a library's own code a number fits by chance
 
         def rest(value: float, index: int = index) -> Array | None:
-            made = results(0, group, _with_number(index, value))
-            return None if made is None else apart(made, wanted)
+            outputs = results(0, group, _with_number(index, value))
+            return None if outputs is None else apart(outputs, wanted)
 
         for value in solutions(own, rest, limit):
             if value != own and fits(group, _with_number(index, value)):
@@ -328,11 +328,11 @@ def _defaults(call: TorchCall) -> Ways:
         is_default = default is inspect.Parameter.empty or (not isinstance(value, Tensor) and value == default)
         if is_default or key in UNTRIED:
             continue
-        kept = {other: given for other, given in call.kwargs.items() if other != key}
+        options = {other: option for other, option in call.kwargs.items() if other != key}
         with torch.no_grad(), contextlib.suppress(Exception):  # an option may need another
-            made = call.func(*call.args, **kept)
-            if isinstance(made, Tensor) and made.shape == call.result.shape and made.dtype == call.result.dtype:
-                yield f"no `{key}` in {call.name}", _array(made)
+            plain = call.func(*call.args, **options)
+            if isinstance(plain, Tensor) and plain.shape == call.result.shape and plain.dtype == call.result.dtype:
+                yield f"no `{key}` in {call.name}", _array(plain)
 
 
 def _axes(call: TorchCall, operand: Array) -> tuple[int, ...]:

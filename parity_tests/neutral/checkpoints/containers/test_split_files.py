@@ -90,11 +90,11 @@ def test_targets_without_room_for_params_carry_them(tmp_path, name):
     folder = saved(tmp_path / "in", [meta()])
     (folder / "params.json").write_text(json.dumps(PARAMS))
     assert not any("params.json" in note for note in checkpoints.plan(folder, tmp_path / name).notes)
-    there = checkpoints.convert(folder, tmp_path / name, to_layout="flax").target
-    back = checkpoints.convert(there, tmp_path / "back", to_layout="meta-llama").target
+    flax = checkpoints.convert(folder, tmp_path / name, to_layout="flax").target
+    back = checkpoints.convert(flax, tmp_path / "back", to_layout="meta-llama").target
     assert (back / "params.json").read_text() == json.dumps(PARAMS)
     assert not (back / "config.json").exists()
-    theirs = checkpoints.convert(there, tmp_path / "hf", to_layout="hf-llama").target
+    theirs = checkpoints.convert(flax, tmp_path / "hf", to_layout="hf-llama").target
     assert json.loads((theirs / "config.json").read_text())["num_key_value_heads"] == 1
 
 
