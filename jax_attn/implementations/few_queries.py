@@ -20,7 +20,7 @@ from jaxtyping import Float
 from attn_bridge.masks import ArrayMask
 
 from . import reference
-from .block_operands import varying_alike, varying_with
+from .block_operands import varying_with
 from .call import KernelCall
 from .slopes import Operands, Slopes, tangents_of
 
@@ -81,8 +81,7 @@ def attend(call: KernelCall) -> Float[Array, "B T H Dv"]:
     )
     softcap = None if call.softcap is None else float(call.softcap)
     precision = jax.config.jax_default_matmul_precision
-    operands = varying_alike((call.query, call.key, call.value, bias, call.sinks, allowed))
-    return _attend(precision, float(call.scale), softcap, *operands)
+    return _attend(precision, float(call.scale), softcap, call.query, call.key, call.value, bias, call.sinks, allowed)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))

@@ -14,6 +14,7 @@ from torch import nn
 
 import torch_attn
 from attn_bridge import specs
+from attn_bridge.masks import causal
 
 from ...contract import modules, torch_backend
 from ...contract.modules import MHA, PADDING, WRAPPER, draw, draw_weights, drop_uniform, every_causal, every_module
@@ -183,3 +184,13 @@ def test_a_cache_of_before_a_change_of_dtype_is_read(name):
     first, cache = module(x[:, :4], cache=cache)
     last, _ = module(x[:, 4:], cache=cache)
     torch.testing.assert_close(torch.cat([first, last], 1), module(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_keeps_positions_beyond_32_bits():
+    config = specs.GroupedQueryAttentionConfig(8, 2, mask=causal(), position=specs.Alibi())
+    module = torch_attn.GroupedQueryAttention(config).eval()
+    x, positions = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(1)), torch.arange(4) + 2**40
+    cache = module.init_cache(1, 4)
+    _, cache = module(x[:, :3], positions=positions[:3], cache=cache)
+    last, _ = module(x[:, 3:], positions=positions[3:], cache=cache)
+    torch.testing.assert_close(last, module(x)[:, 3:])
