@@ -2,8 +2,8 @@
 
 python -m benchmarks.options [--shape 4,1024,12,64] [--rounds 7]
 
-Everything is measured alternately in one process, and the median of the rounds is shown, with the implementation that
-is picked. torch runs eagerly, JAX compiled; gradients are those of query, key and value, and of the bias where noted.
+Everything is measured alternately in one process, each call behind one of its own kind that is not timed, and the
+median of the rounds is shown, with the implementation that is picked. torch runs eagerly, JAX compiled; gradients are those of query, key and value, and of the bias where noted.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ Way = Callable[[], object]
 Options = dict[str, Any]
 """Arguments of a call in addition to query, key and value."""
 
+WAYS = "fwd", "fwd+bwd"
+
 BITS = "drawing a mask alone"
 """The case that draws the mask of `dropout`, with each framework's own generator, and computes no attention."""
 
@@ -58,9 +60,19 @@ def main() -> None:
         line = f"{name:28}"
         for side in ("torch", "jax"):
             line += f"{picked[name, side]:>13}"
-            for what, digits in (("fwd", 8), ("fwd+bwd", 9)):
+            for what, digits in zip(WAYS, (8, 9), strict=True):
                 seconds = medians[name, side, what]
                 line += f"{1000 * seconds:{digits}.1f}{seconds / medians['causal', side, what]:6.2f}"
+        print(line)
+    print("time per score that the mask lets through, relative to causal; the share of scores that it lets through")
+    print(f"{'':28}{'share':>9}" + "".join(f"{f'{side} {way}':>15}" for side in ("torch", "jax") for way in WAYS))
+    visible = visible_shares(batch, tokens, heads)
+    for name, share in visible.items():
+        line = f"{name:28}{share:9.1%}"
+        for side in ("torch", "jax"):
+            for what in WAYS:
+                relative = medians[name, side, what] / medians["causal", side, what]
+                line += f"{relative * visible['causal'] / share:15.2f}"
         print(line)
     sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
     print("\n".join(machine.sentences({**machine.describe(), "frameworks": sides})))
@@ -88,6 +100,16 @@ def cases(batch: int, tokens: int, heads: int) -> dict[str, Options]:
     }
 
 
+def visible_shares(batch: int, tokens: int, heads: int) -> dict[str, float]:
+    """Return the share of its scores that the mask of each case lets through, of the cases without dropout."""
+    queries, keys = np.arange(tokens)[:, None], np.arange(tokens)[None]
+    return {
+        name: float(np.mean(options["mask"].allowed(queries, keys)))
+        for name, options in cases(batch, tokens, heads).items()
+        if "dropout" not in options
+    }
+
+
 def measure(
     batch: int, tokens: int, heads: int, width: int, rounds: int
 ) -> tuple[dict[tuple[str, str, str], float], dict[tuple[str, str], str]]:
@@ -111,6 +133,7 @@ def measure(
         way()
     for _ in range(rounds):
         for key, way in ways.items():
+            way()  # caches and threads as this case leaves them, not as the case before it does
             start = time.perf_counter()
             way()
             seconds[key].append(time.perf_counter() - start)
