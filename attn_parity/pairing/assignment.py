@@ -228,6 +228,7 @@ def open_groups(scores: Array, assignment: Sequence[int]) -> list[list[int]]:
         # not a tie.
         loss = matched[:, None] + matched[None, :] - permuted - permuted.T
     close = np.isfinite(loss) & (loss < MARGIN)
+    # Connected components: tensors that could exchange step by step are one group.
     groups, left = [], set(range(count))
     while left:
         group: set[int] = set()
@@ -331,6 +332,7 @@ def _by_lists(lists: Sequence[str], places: Sequence[tuple[tuple[int, int], ...]
         return
     declared = sorted(range(len(places)), key=lambda j: places[j])
     for ranks in itertools.permutations(range(count)):
+        # Interleaved, with layer 0 of every list first; then one list after another.
         for step, stride in ((1, count), (size, 1)):
             order = [0] * len(lists)
             for rank, some in zip(ranks, members.values(), strict=True):

@@ -79,12 +79,14 @@ def suited(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Suited]:
     named = [(i, j) for i, j in equals(sides) if math.isfinite(scores[i, j])]
     rest = scores.copy()
     rest[[i for i, _ in named], :], rest[:, [j for _, j in named]] = -np.inf, -np.inf
+    # Forbidden pairs have a large finite cost, as in `assignment.best`, and are left out behind.
     rows, columns = linear_sum_assignment(np.where(np.isfinite(rest), -rest, 1e6))
     fitting = [(int(i), int(j)) for i, j in zip(rows, columns, strict=True) if math.isfinite(rest[i, j])]
     names = [[template(one.spelled) for one in side] for side in (first, second)]
 
     def is_only(i: int, j: int) -> bool:
         others = {names[1][k] for k in np.flatnonzero(np.isfinite(rest[i]))}
+        # Two templates at most: one name per side, but for its numbers.
         return len(others | {names[0][k] for k in np.flatnonzero(np.isfinite(rest[:, j]))}) <= 2 and len(others) == 1
 
     lasts = [[one.spelled.rpartition(".")[2] for one in side] for side in (first, second)]

@@ -275,6 +275,7 @@ def _literal(path: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> list[str]:
+    # Numbers, capitals alone (MHA), and words that may begin with one: selfAttn has two words.
     return [word.lower() for word in re.findall(r"[0-9]+|[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text)]
 
 
@@ -399,6 +400,7 @@ def likeness(ours: Sequence[Name], theirs: Sequence[Name], *, numbers: bool = Tr
     score = _overlap(*([_weigh(words, rarity) for words, _ in side] for side in words_of))
     literals = [[[f"={word}" for word in literal if not word.isdigit()] for _, literal in side] for side in words_of]
     score += 0.5 * _overlap(*([_weigh(words, rarity) for words in side] for side in literals))
+    # Roles that contradict take off 2.0: more than all words (1.0) and literal words (0.5) can add.
     score += _table([name.role for name in ours], [name.role for name in theirs], _roles)
     if numbers:
         score += _table([name.numbers for name in ours], [name.numbers for name in theirs], _number_score)
@@ -449,6 +451,7 @@ def _in_common(left: Sequence[str], right: Sequence[str]) -> int:
 
     What one side counts alone may be outside, as the stages of a ResNet, or inside, as the layers of a Sequential.
     """
+    # The longest common subsequence, by a table of which one row is kept.
     lengths = [0] * (len(right) + 1)
     for x in left:
         before = lengths[:]

@@ -214,6 +214,7 @@ def _speaks(fused: Sequence[Name], bundles: Sequence[PartBundle], others: Sequen
     score = likeness([name.owner for name in fused], owners)
     usual = {word: len(part_sets()[word]) for word in {name.fused for name in fused} if word}
     for k, bundle in enumerate(bundles):
+        # The last two terms break ties: fewer parts, and none with other tensors between them.
         score[:, k] += 0.5 * bool(bundle.word) - 0.01 * len(bundle.parts) - 0.1 * bundle.scattered
         for row, name in enumerate(fused):
             score[row, k] += 2.0 * bool(name.fused and name.fused == bundle.word)

@@ -185,6 +185,7 @@ def letters_of(kind: TensorKind) -> tuple[str, ...]:
     if kind.framework == "torch":
         if rank == 2 and is_matrix and owner in _TORCH_LINEAR | _TORCH_STACKED:
             return ("o", "i")
+        # The linear layer of GPT-2 in transformers, whose matrix is as TensorFlow had it.
         if rank == 2 and owner == "Conv1D" and last == "weight":
             return ("i", "o")
         if rank > 2 and last == "weight" and _CONVOLUTION.fullmatch(owner):
@@ -269,6 +270,7 @@ def _unknown_convolution(
     if bool(ours) == bool(theirs) or not space or len(other.shape) != len(letters):
         return ()
     sizes = dict(zip(letters, (first if is_first else second).shape, strict=True))
+    # Flax and TensorFlow; torch; MLX; transposed convolutions of Keras; those of torch.
     layouts = [(*space, "i", "o"), ("o", "i", *space), ("o", *space, "i"), (*space, "o", "i"), ("i", "o", *space)]
     if other.last == "weight":  # a port that keeps torch's names, as Equinox does
         layouts.insert(0, layouts.pop(1))
@@ -309,12 +311,14 @@ def _free(mine: Shape, its: Shape) -> Iterator[Way]:
     bare = [[i for i, size in enumerate(shape) if size != 1] for shape in (mine, its)]
     if not bare[0] or not bare[1] or len(bare[0]) == len(bare[1]):
         yield from _permuted(mine, its, *bare)
+    # Bounds the search: each finer axis may go to each coarser one, 4**6 = 4,096 ways.
     elif 0 < min(len(bare[0]), len(bare[1])) <= 4 and max(len(bare[0]), len(bare[1])) <= 6:
         yield from _grouped(mine, its)
 
 
 def _permuted(mine: Shape, its: Shape, ours: list[int], theirs: list[int]) -> Iterator[Way]:
     """Yield the orders of axes that fit; axes of size 1 come and go."""
+    # 5! = 120 orders are tried; of more axes, the same order and the reversed one.
     if len(ours) > 5:
         orders: Iterator[tuple[int, ...]] = iter([tuple(ours), tuple(reversed(ours))])
     else:

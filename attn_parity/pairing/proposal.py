@@ -172,6 +172,7 @@ def numbered_only(
 def as_run(links: Sequence[Link], uses: tuple[UseOrder, UseOrder]) -> tuple[Link, ...] | None:
     """Return the same tensors paired by kind and words, and within these in the order in which both sides use them."""
     ours, theirs = (
+        # Of tensors that one operation uses at once, the matrix comes before its bias.
         sorted(side, key=lambda one: (order.get(one.source, len(order)), -len(one.shape)))
         for side, order in zip(([one.first for one in links], [one.second for one in links]), uses, strict=True)
     )

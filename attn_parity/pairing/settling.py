@@ -310,6 +310,7 @@ def by_gates(matches: Iterable[Match], *, by_kernels: bool = False) -> Iterator[
         is_plain = not match.rule.sizes and not match.text
         if is_plain and all(orders) and orders[0] != orders[1]:
             torch = match.first if orders[0] == TORCH else match.second
+            # torch names matrices by what they multiply, weight_ih and weight_hh.
             source = "h" if "_hh" in torch.source else "i"  # the state or the input
             for gate in TORCH:
                 first, second = (

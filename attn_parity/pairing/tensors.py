@@ -329,6 +329,7 @@ def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[Lay
     """Yield the stacks of one side whose layers the other side numbers, each tensor in one at most."""
     mine, theirs = _families(tensors), _families(others)
     numbered = collections.Counter((len(numbers), total) for numbers, total in mine.values())
+    # Lists that this side numbers as well have a counterpart as they are, and need no stack.
     wanted = collections.Counter((len(numbers), total) for numbers, total in theirs.values()) - numbered
     taken: set[str] = set()
     for prefix, (numbers, total) in sorted(theirs.items(), key=lambda item: (item[0].count("."), item[0])):

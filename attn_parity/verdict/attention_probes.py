@@ -138,6 +138,7 @@ def _changed(leaf: Array, at: int) -> Array:
     """Return tokens of which the first or last is one that the sequence has elsewhere, or numbers turned and moved."""
     changed = leaf.copy()
     if is_float(leaf):
+        # A negative factor: norms undo a shift, and a scale above 0.
         changed[:, at] = np.asarray(0.5 - wide(leaf[:, at]) * 1.5).astype(leaf.dtype)
         return changed
     others = leaf[:, 1:] if at == 0 else leaf[:, :-1]

@@ -72,6 +72,7 @@ def _node(call: DtypeCall, inside: Sequence[DtypeCall], weights: Mapping[str, Co
     rest = sorted(inside, key=lambda each: each.start)
     while rest:
         first = rest[0]
+        # Calls nest as intervals do: those that start before the first one ends are inside it.
         mine = [other for other in rest[1:] if other.start < first.end]
         rest = rest[1 + len(mine) :]
         children.append(_node(first, mine, weights))

@@ -17,6 +17,7 @@ from ..sides.subject import Array, Run
 from .measures import scale_of
 from .runner import Live
 
+# BERT added -10,000, which float16 can hold, where others add the least number of the dtype.
 HIDDEN = -1e4
 """Additive masks hide keys by this much or more."""
 
@@ -111,6 +112,8 @@ def _rows(sample: Sample, names: Sequence[str]) -> Iterator[Array]:
                         rows = np.asarray(rows.any(1))
                     yield np.atleast_2d(rows)
             if visible.ndim == 2:  # (batch, keys)
+                # Rows before the first visible key, which causal attention leaves without any; then hidden tokens; then
+                # sequences that are hidden as a whole.
                 yield ~np.logical_or.accumulate(visible, -1)
                 yield ~visible
                 yield np.logical_not(visible.any(-1, keepdims=True))

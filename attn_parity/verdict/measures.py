@@ -65,6 +65,7 @@ def meaning_limit(errors: Sequence[float], scale: float, meaning_scale: float, d
     of the worse side count: if it is the only bad one (a variance that cancels), that is a fault of precision.
     """
     unit = float(np.finfo(np.float64).eps)
+    # From units of the tensor's own scale to those of its kind's, of which the limit is a part.
     error = max(errors) * (scale / meaning_scale if meaning_scale else 1.0)
     return max(MEANING_LIMIT, ROUNDING_FACTOR * error * unit if math.isfinite(error) and dtype != "float64" else 0.0)
 
@@ -77,6 +78,7 @@ def sum_floor(dtype: str, rows: int) -> float:
     rows.
     """
     together = ROWS_TOGETHER.get(dtype)
+    # Roundings of half a unit walk at random: sqrt(rows) of them, less the one that the floor allows anyway.
     return FLOOR_ULPS * (math.sqrt(max(rows / together, 1.0)) - 1.0) if together else 0.0
 
 
@@ -302,6 +304,7 @@ class _Tally:
         assert second is not None
         present = [piece for piece in pieces if piece is not None]
         finite: Array | None = None
+        # A finite sum has finite summands and needs no array of truth values; only others are looked at one by one.
         if not all(np.isfinite(piece.sum()) or np.isfinite(piece).all() for piece in present):
             finite = np.logical_and.reduce([np.isfinite(piece) for piece in present])
             # Infinities of one sign and NaN on both sides agree, in the precision and in float64.

@@ -24,6 +24,7 @@ from .criterion import precision_used
 from .measures import Explained, Measure, MeasureKey, flushed_below
 from .runner import OutputArrays, Runner
 
+# The share below which `measures.measure` takes the scale of the kind instead of the tensor's own.
 SMALL = 1e-6
 """A note reports a tensor that is smaller than this share of the largest of its kind, which it is judged by."""
 

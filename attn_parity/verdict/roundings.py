@@ -80,6 +80,7 @@ def beyond_float32(got: Array, trusted: Array, oracle: Array, terms: int = 1) ->
     valid = _valid(got, trusted, oracle)
     size = math.sqrt(float(np.mean(np.square(oracle[valid])))) if valid.any() else 0.0
     # A sum that cancels has the errors of its summands, which are as large as those of other sums of the array.
+    # FLOAT32_LOSS is for sums of up to 4,096 numbers; roundings of longer ones grow with the root of their number.
     limit = FLOAT32_LOSS * max(1.0, math.sqrt(terms / 4096)) * np.maximum(np.abs(oracle), size)
     ours, theirs = (int((np.abs(distance(each, oracle))[valid] > limit[valid]).sum()) for each in (got, trusted))
     return ours / (RMS_LIMIT * theirs + MOST_LARGER), ours
@@ -94,6 +95,7 @@ def distance(result: Array, oracle: Array) -> Array:
         below, above = (wide(np.nextafter(finite, number(end))) for end in (-np.inf, np.inf))
     # The neighbour of the largest number is an infinity; numbers up to half a unit above round to the largest.
     below, above = (np.where(np.isfinite(x), x, 2 * values - y) for x, y in ((below, above), (above, below)))
+    # Rounding to nearest: the numbers between the two middles are those that round to the element.
     lower, upper = (values + below) / 2, (values + above) / 2
     apart: Array = np.maximum(lower - oracle, 0.0) + np.minimum(upper - oracle, 0.0)
     return apart
@@ -121,6 +123,7 @@ def _middle(oracle: Array, dtype: str) -> Array:
     rounded = np.abs(oracle).astype(numpy_dtype(dtype))
     number, size = rounded.dtype.type, np.abs(oracle)
     beyond = size > wide(rounded)
+    # The middle on the number's own side of its rounding is the nearest one.
     neighbour = np.where(beyond, np.nextafter(rounded, number(np.inf)), np.nextafter(rounded, number(0)))
     with np.errstate(all="ignore"):
         apart: Array = ((wide(rounded) + wide(neighbour)) / 2 - size) / size

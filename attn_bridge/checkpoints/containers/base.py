@@ -28,6 +28,7 @@ MAX_TENSORS = 1_000_000
 MAX_AXES = 64
 """NumPy's own limit."""
 
+# The limit of the safetensors library itself (MAX_HEADER_SIZE), which other containers share here.
 MAX_HEADER = 100_000_000
 """Bytes of a header, an index or a pickle beyond which it is refused unread."""
 
@@ -158,6 +159,7 @@ class Reader(abc.ABC):
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
         """Read a matrix from element `start` of a tensor on, each row `step` elements behind the one before."""
         width, (rows, run) = into.itemsize, into.shape
+        # A span would read more gaps than rows, or the rows overlap: each row is read alone.
         if not 0 < run <= step <= SPARSE * run or (step - run) * width >= GAP:
             for number, row in enumerate(into):
                 self.read_into(name, (start + number * step) * width, row.view(np.uint8).data)
@@ -288,8 +290,10 @@ def rows_as_region(
         (start, stop) for each axis; the axis from which on a row lies; and where the matrix is in the region, once
         that is a matrix, too.
     """
+    # Rows that are `step` apart are sub-arrays of one axis if the axes from it on hold `step` elements.
     axis = next((axis for axis in range(1, len(shape)) if math.prod(shape[axis:]) == step), 0)
     (row, column), inner = divmod(start, step), math.prod(shape[axis + 1 :])
+    # A row that runs past the end of its sub-array would wrap round into the next one, and be no box.
     if not axis or column + run > step:
         return None
     above, left = math.prod(shape[1:axis]), column // inner

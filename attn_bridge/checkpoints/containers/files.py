@@ -75,6 +75,8 @@ def check_name(path: object, name: object) -> str:
         raise bad(path, "a tensor has an empty name")
     if len(name) > MAX_NAME:
         raise bad(path, f"the name {printable(name, 60)} is longer than {MAX_NAME} characters")
+    # Categories: control characters, lone surrogates, separators of lines and paragraphs. Any could forge a line of
+    # output.
     if not name.isprintable() and any(unicodedata.category(one) in ("Cc", "Cs", "Zl", "Zp") for one in name):
         raise bad(path, f"the name {printable(name)} has control characters")
     return name
@@ -244,6 +246,8 @@ class File:
 
     def _descriptor(self) -> _Descriptor:
         with _lock:
+            # Keys are ids, as the cache must not keep files alive; `__del__` removes an id before another file can have
+            # it.
             descriptor = _open.get(id(self))
             if descriptor is not None:
                 _open.move_to_end(id(self))
@@ -260,6 +264,7 @@ class File:
             raise bad(self.path, f"ends at byte {self.size}, before byte {start + count}")
         descriptor = self._descriptor()
         try:
+            # One call suffices nearly always, and needs no buffer of ours; Linux returns at most 2 GiB - 4 KiB of it.
             data = os.pread(descriptor.number, count, start)
             if len(data) == count:
                 return data
@@ -324,6 +329,7 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[slice, 
         return
     rows = math.prod(shape[1:])
     first, last = start // rows, (stop - 1) // rows
+    # Within one row, the same problem has one axis less; else the incomplete first and last rows are cut off.
     if first == last and (start % rows or stop % rows):
         for box in boxes(shape[1:], start - first * rows, stop - first * rows):
             yield (slice(first, first + 1), *box)
@@ -382,6 +388,7 @@ def gather(
     whole = np.empty(tuple(shape), dtype)
 
     def fill(into: Array, shape: list[int], first: int) -> None:
+        # Cut along the axis of the longest stride: the span of each part is shortest then.
         axis = max((axis for axis, size in enumerate(shape) if size > 1), key=lambda axis: strides[axis], default=None)
         span = extent(shape, strides)
         if axis is None or span * dtype.itemsize <= PART:

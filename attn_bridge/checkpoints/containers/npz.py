@@ -72,6 +72,7 @@ def read_header(
     if start[:6] != MAGIC or version not in ((1, 0), (2, 0)) or len(start) < 12:
         raise bad(path, f"{label} is no array of NumPy's format 1.0 or 2.0")
     wide = version == (2, 0)
+    # Format 1.0 has the length of the header in 2 bytes, 2.0 in 4 (numpy.lib.format).
     (length,) = struct.unpack_from("<I" if wide else "<H", start, 8)
     begin = (12 if wide else 10) + length
     if length > MAX_TEXT or begin > size:
@@ -116,6 +117,7 @@ def saved_array(
     info: TensorInfo, read: Callable[[int, int], bytes | memoryview], *, fortran: bool, dtype: np.dtype
 ) -> StridedTensor:
     """Return an array of `numpy.save`, whose elements `read` returns; see `read_header` for the other arguments."""
+    # Fortran order is C order of the reversed axes.
     strides = c_strides(info.shape[::-1])[::-1] if fortran else c_strides(info.shape)
     return StridedTensor(info, read, strides, is_swapped=dtype.byteorder == ">")
 
@@ -219,6 +221,8 @@ class NpzWriter(ArchiveWriter):
     def _enter(self, info: TensorInfo) -> None:
         head = io.BytesIO()
         dtype = numpy_dtype(info.dtype)
+        # isbuiltin is 2 for dtypes that a package registered, as ml_dtypes does: NumPy alone could not read their
+        # names.
         code = dtype.str if dtype.isbuiltin == 1 else f"<V{dtype.itemsize}"
         descr = {"descr": code, "fortran_order": False, "shape": info.shape}
         np.lib.format.write_array_header_1_0(head, descr)

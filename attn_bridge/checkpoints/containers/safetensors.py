@@ -127,6 +127,7 @@ class SafetensorsReader(FileReader):
                 raise bad(self.path, f"{printable(name)} needs {info.nbytes} bytes; its offsets hold {stop - start}")
             extents.append((start, stop, info))
         # The format allows no holes: bytes that no tensor names could be a second file, of another format.
+        # Only by offsets: a tensor without elements begins where another does, and headers have no order.
         extents.sort(key=lambda extent: extent[:2])
         end, before = 0, "the header"
         for start, stop, info in extents:
@@ -267,6 +268,8 @@ class SafetensorsWriter(PlacedWriter):
             raise bad(self.path, "the metadata of a safetensors file has to be texts by name")
         end = 0
         for info in infos:
+            # All widths are powers of two: behind wider numbers each start is a multiple of the own width, so that
+            # sorting aligns all.
             if end % min(info.itemsize, 8):
                 infos = sorted(infos, key=lambda info: -info.itemsize)
                 break

@@ -233,6 +233,7 @@ class TorchWriter(ArchiveWriter):
     def _pickle(self) -> bytes:
         """Return the pickle, in protocol 2 as torch has it."""
         pickler = Pickler()
+        # Operations of pickle: } an empty dict, ( a mark, u sets all keys and values since the mark.
         pickler.raw(b"}(")
         for index, info in enumerate(self.tensors.values()):
             pickler.text(info.name)

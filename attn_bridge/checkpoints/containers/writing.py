@@ -34,6 +34,7 @@ class Threads:
 
     def submit(self, function: Callable[..., object], *arguments: object) -> Future[Any]:
         """Have a thread call a function."""
+        # Locks and queues of a pool are copied by fork, its threads are not: a job in it would wait for ever.
         if self._process != os.getpid():
             self._pool = ThreadPoolExecutor(self._count, f"attn-bridge-{self._name}")
             self._process = os.getpid()
@@ -113,6 +114,7 @@ class TargetFile:
     def _write_cached(self, start: int, view: memoryview) -> None:
         done = 0
         while done < len(view):
+            # Short writes are no errors: the loop goes on where the system stopped.
             done += os.pwrite(self._number, view[done : done + PIECE], start + done)
         if self._flusher is not None:
             self._flusher.take(self.path, start, done)

@@ -116,6 +116,7 @@ def members(file: File | Window) -> dict[str, Member]:
     begin, length, count = _directory(file)
     if length > MAX_HEADER:
         raise bad(path, f"the directory of the zip has {length} bytes; more than {MAX_HEADER} are not read")
+    # Beside a member per tensor, archives have a few of their own (data.pkl, version, byteorder).
     if count > MAX_TENSORS + 100:
         raise bad(path, f"the zip has {count} members; at most {MAX_TENSORS} are read")
     archive_members: dict[str, Member] = {}
@@ -126,6 +127,7 @@ def members(file: File | Window) -> dict[str, Member]:
         name, size, offset = info.orig_filename, info.file_size, info.header_offset
         if leads_out(name) or leads_out(info.filename):
             raise bad(path, f"the member {printable(name)} of the zip would be unpacked outside of its folder")
+        # Flag bit 11: the name is UTF-8, and else in code page 437 (APPNOTE 4.4.4, appendix D).
         raw = name.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
         if info.flag_bits & REFUSED_FLAGS or info.volume not in (0, FULL16):
             raise bad(path, f"the member {printable(name)} of the zip is encrypted or elsewhere")
@@ -141,6 +143,8 @@ def members(file: File | Window) -> dict[str, Member]:
         local = bytes(file.read(offset, 30 + len(raw)))
         if local[:4] != LOCAL:
             raise bad(path, f"the zip has no member {printable(name)} where its directory says")
+        # Local header (APPNOTE 4.3.7): the method is at byte 8, the two sizes at 18, the lengths of name and extra
+        # field at 26.
         method, packed, unpacked, lengths, more = struct.unpack_from("<8xH8xIIHH", local)
         if lengths != len(raw) or local[30:] != raw or method:
             raise bad(path, f"the member {printable(name)} of the zip is another one than its directory says")
@@ -163,6 +167,7 @@ def _entries(path: Path, directory: bytes, count: int) -> list[zipfile.ZipInfo]:
     """Return the entries of a directory, which must have exactly `count` of them."""
     # zipfile ignores the count, takes entries that are cut off, looks for a 64-bit end record of its own in front of
     # the end, and needs time that grows with the square of an extra field.
+    # An entry (APPNOTE 4.3.12) has 46 bytes; the lengths of its name, extra field and remark are at byte 28.
     at = most = 0
     for _ in range(count):
         name, extra, remark = struct.unpack_from("<HHH", directory, at + 28) if at + 46 <= len(directory) else (0, 0, 0)
@@ -196,6 +201,7 @@ def _directory(file: File | Window) -> tuple[int, int, int]:
         from .mistaken import kind_of
 
         raise bad(file.path, kind_of(file, "npz") or "is no zip archive")
+    # The last occurrence: one within the remark is refused below, as its own remark would not end with the file.
     at = tail.rfind(END)
     if at < 0 or at + 22 > len(tail):
         raise bad(file.path, "is no whole zip archive: it is cut off, or was never finished")
@@ -317,6 +323,7 @@ class Archive:
     def finish(self) -> None:
         """Write the directory, flush and close."""
         self._end_member()
+        # zipfile takes the position of its file for the offset of the directory, and writes that into the end record.
         directory = _FromPlace(self._at)
         with zipfile.ZipFile(directory, "w") as archive:
             archive.filelist = self._members

@@ -121,6 +121,7 @@ def _tensor(path: Path, name: str, entry: object, places: dict[tuple[int, ...] |
     properties = attributes["properties"]
     kinds = (f"{HOME}TensorProperties", f"{OLD_HOME}TensorProperties")
     state = properties.state if isinstance(properties, Record) and properties.name in kinds else None
+    # TensorProperties.__getstate__: dtype, layout, requires_grad, memory format, pin_memory.
     if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[0], Global):
         raise bad(path, f"{label} has no properties of a tensor")
     dtype = check_dtype(path, name, state[0].name.removeprefix("torch."))

@@ -167,6 +167,8 @@ class RanksReader(FilesReader):
     def _check_ranks(self, part: RankPart, by_rank: Mapping[tuple[int, ...], Sequence[str]]) -> None:
         """Refuse files of too few ranks: of those that hold the same part, a single one suffices."""
 
+        # Replicas along an axis of the mesh hold the same part: only the coordinates along axes that cut the tensor
+        # count.
         def held(rank: Sequence[int]) -> tuple[int, ...]:
             return tuple(at for at, placement in zip(rank, part.placements, strict=True) if placement.axis is not None)
 

@@ -121,6 +121,7 @@ class DcpWriter(PlacedWriter):
 
     def _room(self, size: int) -> tuple[int, int]:
         """Reserve `size` bytes; return the number of the file and the offset in it."""
+        # The archives begin aligned, and `Archive` aligns the data within each: the data is aligned in the file.
         start = -(-self._ends[-1] // ALIGN) * ALIGN
         if start and start + size > FILE:
             self._ends.append(0)
@@ -232,6 +233,8 @@ class DcpWriter(PlacedWriter):
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
         """Return the file extents of bytes of a tensor, a chunk at a time."""
         extents = []
+        # Chunks are contiguous in the tensor and in order, so that the first with bytes from `start` on is found by
+        # bisection.
         number = max(0, bisect.bisect_right(self._pieces[name], start, key=lambda piece: piece.first) - 1)
         for piece in itertools.islice(self._pieces[name], number, None):
             if start >= stop:

@@ -121,12 +121,14 @@ def read(path: Path, file: File) -> Header:
         CheckpointError: it is malformed, or of a version that is not read.
     """
     cursor = _Cursor(path, file)
+    # Magic and version have 4 bytes each, the two counts 8 each.
     if file.size < 24 or cursor.take(4) != MAGIC:
         from ..mistaken import kind_of
 
         raise bad(path, kind_of(file, "gguf") or "is no GGUF file")
     version = cursor.number("<I")
     if version not in VERSIONS:
+        # The magic is bytes, the same in either order: the version is the first number that tells them apart.
         is_big = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
         what = "big-endian" if is_big else f"of version {version}"
         remedy = "gguf-convert-endian of the gguf package makes one" if is_big else "convert the model again"
@@ -147,6 +149,7 @@ def read(path: Path, file: File) -> Header:
         if value is not None:
             values[key] = value
     entries = [_entry(path, cursor) for _ in range(tensors)]
+    # 32 is the specification's default; tensors begin at a multiple of it behind the header.
     step = values.get(ALIGNMENT, 32)
     if type(step) is not int or step < 1 or step & (step - 1) or step > PIECE:
         raise bad(path, f"{ALIGNMENT} ({printable(step, 40)}) must be a power of two of at most {PIECE}")
@@ -157,5 +160,6 @@ def _entry(path: Path, cursor: _Cursor) -> GgufTensor:
     name, axes = check_name(path, cursor.text()), cursor.number("<I")
     if axes > 8:
         raise bad(path, f"{printable(name)} has {axes} axes; GGUF has at most 4")
+    # GGUF lists the fastest axis first.
     shape = tuple(cursor.number("<Q") for _ in range(axes))[::-1]
     return GgufTensor(name, check_shape(path, name, shape), cursor.number("<I"), cursor.number("<Q"))

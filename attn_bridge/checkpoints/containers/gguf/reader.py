@@ -18,6 +18,9 @@ PLAIN = {
 }  # fmt: skip
 """Number of a type -> its dtype."""
 
+# Bytes follow from the packing. Q4_0: 32 numbers of 4 bits and a float16 scale, 16 + 2. Q6_K: 256 numbers of 6 bits, 16
+# scales of 8 bits and a float16, 192 + 16 + 2. Q4_K: 256 of 4 bits, 12 bytes of scales and minima of 6 bits, two
+# float16, 128 + 12 + 4.
 BLOCKS = {
     2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
     10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),

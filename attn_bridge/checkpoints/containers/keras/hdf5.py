@@ -122,6 +122,7 @@ class _Walk:
     def below(self, group: Any, parts: tuple[str, ...], depth: int) -> Iterator[Dataset]:
         """Yield the arrays of a group and of those in it."""
         h5py, path = self._h5py, self._file.path
+        # Hard links may make a group contain itself, or have two names: by its address it is known again.
         address = h5py.h5o.get_info(group).addr
         if address in self._groups or depth > MAX_DEPTH:
             why = "has two names" if address in self._groups else f"is deeper than {MAX_DEPTH} groups"
@@ -165,6 +166,7 @@ class _Walk:
         if layout == h5py.h5d.COMPACT:
             if info.nbytes > MAX_COMPACT:
                 raise bad(path, f"{label} claims {info.nbytes} bytes in its header")
+            # Safe to read by h5py: compact elements are bytes of the header that it has parsed already.
             return Dataset(info, compact=h5py.Dataset(item)[()].tobytes())
         offset = item.get_offset()
         if offset is None and info.nbytes:

@@ -114,6 +114,7 @@ class MsgpackReader(FileReader):
             raise self._scan.bad(
                 f"{printable(name)} is an extension of type {extension.code}; only arrays, 1, are read"
             )
+        # The content of the extension is msgpack as well: the scanner goes back, and must end where the extension does.
         end, self._scan.at = self._scan.at, extension.start
         head, sizes = self._scan.next(), self._scan.next()
         if head != Head("list", 3) or not isinstance(sizes, Head) or sizes.kind != "list" or sizes.size > MAX_AXES:

@@ -83,6 +83,8 @@ class Scanner:
     def next(self) -> Any:
         """Return the next plain value, or the head of a collection."""
         code = self.take(1)[0]
+        # Type bytes below 0xC0 and from 0xE0 on hold a small integer, or the size of a map, a list or a text,
+        # themselves.
         if code < 0x80:
             return code
         if code >= 0xE0:
@@ -168,6 +170,7 @@ def pack_integer(value: int) -> bytes:
     """Return an integer in the shortest form."""
     if -32 <= value < 128:
         return struct.pack("b", value)
+    # Widths ascend, unsigned ones first: the first that holds the number is the shortest.
     for code, form in enumerate("BHIQbhiq", 0xCC):
         with contextlib.suppress(struct.error):
             return bytes([code]) + struct.pack(">" + form, value)
@@ -176,6 +179,7 @@ def pack_integer(value: int) -> bytes:
 
 def pack_array_head(dtype: str, shape: Sequence[int], nbytes: int) -> bytes:
     """Return the bytes in front of the elements of an array."""
+    # Flax (flax.serialization): extension 1 with a packed list of shape, name of the dtype, and bytes.
     inner = b"\x93" + pack(list(shape)) + pack(dtype) + pack_length(nbytes, None, 0xC4)
     size = len(inner) + nbytes
     fixed = [code for code, held in FIXED_EXTENSIONS.items() if held == size]

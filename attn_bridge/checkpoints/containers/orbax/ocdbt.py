@@ -144,6 +144,7 @@ def encode(places: dict[bytes, ValueLocation], tree_file: str) -> tuple[bytes, b
         number = {name: index for index, name in enumerate(names)}
         sizes = [place.size for _, place in part]
         body = _files(names) + _varint(len(part)) + _keys([key for key, _ in part])
+        # Kind 1: the value is in a file; kind 0 would have it in the node.
         body += _column(sizes) + b"\1" * len(part)
         body += _column([number[place.file] for _, place in part]) + _column([place.start for _, place in part])
         nodes.append(add(part[0][0], 0, body, len(part), 0, sum(sizes)))
@@ -161,7 +162,10 @@ def encode(places: dict[bytes, ValueLocation], tree_file: str) -> tuple[bytes, b
             above.append(add(group[0].key, height, body, *counts))
         nodes = above
     root = nodes[0] if nodes else _Node(b"", NONE, NONE, 0, 0, 0)
+    # Configuration: an id, the manifest in one file, limits of inline values and of nodes, log2 of the arity of the
+    # tree of versions, no compression. The id is a digest, so that the same values make the same bytes.
     config = hashlib.sha256(tree).digest()[:16] + b"\0" + _column([1024, MAX_HEADER]) + b"\4\0"
+    # One version, of generation 1: the height of its root, then file, offset and length of that, and its statistics.
     body = config + _files([tree_file] if nodes else [""]) + b"\1\1" + bytes([height]) + b"\0"
     body += _column([root.start, root.size, root.count, root.tree_bytes, root.value_bytes])
     return bytes(tree), _framed(MAGIC_MANIFEST, body + struct.pack("<Q", COMMIT_TIME) + b"\0")
@@ -199,6 +203,7 @@ class _Body:
     def number(self) -> int:
         """Return the next number."""
         value = shift = 0
+        # A varint has seven bits per byte, the lowest first; 64 bits need at most ten of them.
         while shift < 64:
             byte = self.take(1)[0]
             value |= (byte & 127) << shift
@@ -261,6 +266,7 @@ def decode(folder: Path, source: Path) -> tuple[dict[bytes, ValueLocation], set[
     """
     path = inside(folder, MANIFEST, folder)
     body = _Body(path, MAGIC_MANIFEST, read_file(path, source, MAX_HEADER))
+    # The configuration: id, kind of manifest, limits of inline values and of nodes, arity of versions, compression.
     body.take(16)
     if body.number():
         raise CompressedError  # the manifest is in files with numbers
@@ -274,6 +280,7 @@ def decode(folder: Path, source: Path) -> tuple[dict[bytes, ValueLocation], set[
         raise CompressedError  # all of its versions are in a separate tree
     body.numbers(count)
     heights = body.take(count)
+    # Versions are in the order of their generations: the last one is the newest.
     numbers, starts, sizes = (body.numbers(count)[-1] for _ in range(3))
     if (starts, sizes) == (NONE, NONE):
         return {}, {path}
@@ -317,6 +324,7 @@ class _Tree:
         common = body.numbers(count) if height else []
         keys = [prefix + one for one in body.parts(shared, lengths)]
         if height:
+            # The last three columns count keys and bytes below: statistics that reading does not need.
             numbers, starts, sizes, *_ = (body.numbers(count) for _ in range(6))
             for key, skip, number, at, length in zip(keys, common, numbers, starts, sizes, strict=True):
                 self.walk(body.one_of(files, number), at, length, height - 1, key[: len(prefix) + skip])

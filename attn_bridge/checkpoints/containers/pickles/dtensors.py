@@ -111,6 +111,8 @@ def part_of(value: object) -> RankPart:
         raise PlacedError("whose rank in its mesh is not known")
     _check_order(spec.get("shard_order"))
     placed = tuple(_placement(one, len(shape)) for one in placements)
+    # A _StridedShard means that a later axis of the mesh cut first, as where FSDP is over tensor parallelism; two along
+    # one axis are not read.
     strided = [one.axis for one in placed if one.pieces > 1]
     if len(set(strided)) < len(strided):
         raise PlacedError("an axis of which is cut into pieces twice")
@@ -135,6 +137,7 @@ def runs_of(part: RankPart, rank: Sequence[int]) -> list[Runs]:
 def _chunk(runs: Runs, number: int, count: int) -> Runs:
     """Return the part with that number of as many parts of some elements."""
     total = sum(stop - start for start, stop in runs)
+    # torch.chunk rounds the size up, so that the last parts are short or empty.
     size = -(-total // count)
     first, last = min(number * size, total), min((number + 1) * size, total)
     part, offset = [], 0

@@ -192,6 +192,7 @@ async def patiently(ask: Callable[[], Awaitable[Answer]], tries: int) -> Answer:
         slow += isinstance(fault, SlowError)
         if slow == SLOW_TRIES or number == tries:
             break
+        # Random, so that many workers that failed at once do not all ask again at once.
         await asyncio.sleep(min(pause, MAX_PAUSE) * random.uniform(0.5, 1.0))
         pause *= 2
     raise GivenUpError(f"given up after {number} tries: {fault}") from None

@@ -66,6 +66,7 @@ def parts_of(spans: Sequence[Span]) -> Iterator[FilePart]:
 
     The sufficient size grows with the file, so that the number of parts stays within the store's limit.
     """
+    # Parts of at least size / COUNT bytes are about COUNT at most, which leaves a margin below S3's 10,000.
     least = max(LEAST, -(-spans[-1].stop // COUNT)) if spans else LEAST
     sent, most = max(SENT, least), max(MOST, 2 * least)
     waiting: list[Span] = []
@@ -79,6 +80,7 @@ def parts_of(spans: Sequence[Span]) -> Iterator[FilePart]:
                 if waiting:
                     yield FilePart(tuple(waiting))
                     waiting, num_bytes = [], 0
+                # What is left behind a copy must itself be long enough for a part.
                 count = left if left <= most else min(most, left - least)
                 yield FilePart((Span(rest.start, rest.start + count, rest.name, rest.at),))
             else:
@@ -241,6 +243,7 @@ class S3Joined(Joined):
                 if tries == 1:  # else an earlier try may have come through
                     raise FaultError("what was sent of it is gone") from None
             reply = await self._store.call("head_object", self.key)
+            # The ETag of a multipart upload ends in a dash and the number of its parts.
             if reply["ContentLength"] != self.size or not reply["ETag"].strip('"').endswith(f"-{len(parts)}"):
                 raise FaultError("is not there as it was written")
 

@@ -106,6 +106,7 @@ class S3Store(Store):
 
     async def _listed(self, key: str, **options: str) -> dict[str, StoreEntry]:
         prefix = key.partition("/")[2]
+        # With the slash: a listing of "a" must not have the objects of "ab".
         prefix = f"{prefix}/" if prefix else ""
         entries: dict[str, StoreEntry] = {}
         more: dict[str, str] = {}

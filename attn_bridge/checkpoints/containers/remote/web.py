@@ -66,6 +66,7 @@ class WebStore(Store):
         aiohttp = importlib.import_module("aiohttp")
         session = await self._system.set_session()
         wait = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
+        # A compressed answer would have another length, and ranges of compressed bytes are of no use.
         sent = {"Accept-Encoding": "identity", **headers}
         url = self._system.encode_url(self._url(key) + ending)
         try:
@@ -118,6 +119,7 @@ class WebStore(Store):
         async with self._request(key, Range=f"bytes=0-{HEAD - 1}") as reply:
             if reply.status == 404:
                 return None
+            # A file without bytes has no first range: the answer is 416 with "bytes */0" (RFC 9110, 15.5.17).
             if reply.status == 416:
                 size = _total(reply)
                 if size == 0:
@@ -176,6 +178,7 @@ class WebStore(Store):
             return None
 
     async def _get(self, key: str, entry: StoreEntry, start: int, into: memoryview) -> None:
+        # If-Match compares strongly: a weak tag, W/"...", or a date never matches (RFC 9110, 13.1.1).
         tag = entry.tag if entry.tag.startswith('"') else ""
         tied = {"If-Match": tag} if tag else {}
         stop = start + len(into)
