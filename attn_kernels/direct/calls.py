@@ -100,6 +100,7 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
     others = code.fetch_and_add(at_work, 1)
     helpers = code.largest(code.least(threads - others, tasks) - 1, 0)
     code.fetch_and_add(at_work, helpers)
+    # In front of the workspaces, 8 bytes per thread for its pthread_t.
     memory = code.call("malloc", (room + 8) * (helpers + 1) + shared, returns=WORD)
     failed = memory == 0
     with code.when(failed):

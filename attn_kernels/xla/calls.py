@@ -115,6 +115,7 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
         # No thread is to be had: this one does it all.
         code.fetch_and_add(job.at(words.HOLDERS), -1)
     code.call(code.address_of(worker), job, returns=WORD)
+    # Every task is taken by now: what is left to wait for is at most one task of each other thread.
     with code.repeat() as leave_if:
         leave_if(code.fetch_and_add(job.at(words.DONE), 0) >= tasks)
         code.call("sched_yield")

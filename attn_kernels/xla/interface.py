@@ -57,6 +57,8 @@ class Xla:
 
     def _ask(self, function: int, size: int, first: object, second: object = 0, third: object = 0) -> Value:
         """Call a function with a structure of up to three words; return its error, 0 for none."""
+        # Structures begin with their size, as XLA_FFI_STRUCT_SIZE counts it up to the last field, and a pointer to
+        # extensions.
         for index, value in enumerate((size, 0, first, second, third)):
             self._arguments[index] = value
         return self._api.code.call(word_at(self._api + function), self._arguments, returns=WORD)

@@ -247,6 +247,8 @@ class Live:
         if np.isnan(by) and any(np.isnan(two).sum() > np.isnan(one).sum() for one, two in pairs if is_float(one)):
             return True
         # Fused attention passes over NaN, and takes a query with nothing else for one that sees no key: it gives zeros.
+        # A parameter that is not used changes nothing: the limits are far above what two runs differ by in float64, or
+        # in the own precision.
         limit = 1e-11 if side not in self.pair.lacks and not large else 1e-4
         scale = scale_of([one for one, _ in pairs]) or 1.0
         return any(
@@ -392,9 +394,8 @@ def _units(run: NamedArrays, other_run: NamedArrays, dtype: str) -> dict[str, fl
         if is_float(first):
             apart = float(np.nanmax(np.abs(wide(first) - wide(other_run[name][1])), initial=0.0))
             atom = unit_of(dtype) * (scale_of([wide(first)]) or 1.0)
-            units = (
-                apart / atom if atom else 0.0
-            )  # float64 itself has no unit for numbers below its smallest normal one
+            # float64 itself has no unit for numbers below its smallest normal one.
+            units = apart / atom if atom else 0.0
             units_of[name] = units if np.isfinite(units) else 0.0
     return units_of
 

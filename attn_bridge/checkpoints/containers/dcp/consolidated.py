@@ -18,6 +18,7 @@ from .ranks import Agreed, FilesReader
 MOST = 8
 """Maximum number of parts: beyond the 8 key heads of Meta's large models, files repeat keys and values."""
 
+# As fairscale cuts them: by outputs in column-parallel layers, by inputs in row-parallel ones.
 _AXES = {
     **dict.fromkeys(("wq", "wk", "wv", "w1", "w3", "output"), 0),
     **dict.fromkeys(("wo", "w2"), 1),

@@ -28,6 +28,7 @@ UNREAD = "entries that are no plain values"
 MAX_OPENED = 1024
 """Chunks whose own headers are remembered."""
 
+# The end record of a zip has 22 bytes, and a remark of at most 65,535 behind it.
 WHOLE, HEAD, TAIL = 1 << 22, 1 << 14, (1 << 16) + 22
 """Bytes of a chunk that are requested from a store at once, and of the ends of a larger one, which locate its data."""
 

@@ -222,6 +222,7 @@ def _gemma(path: Path, keys: _Keys, reader: Reader) -> JsonObject:
     local = keys.number("rope.freq_base_swa", 10000.0)
     cap = keys.get("final_logit_softcapping")
     soft = {} if cap is None else {"final_logit_softcapping": keys.number("final_logit_softcapping")}
+    # Gemma 3's default for layers with full attention; that of `_decoder` is Llama's.
     theta = config["rope_theta"] if keys.get("rope.freq_base") is not None else 1_000_000.0
     return {**config, **soft, "model_type": "gemma3_text", "rope_theta": theta, "rope_local_base_freq": local,
             "layer_types": _kinds(path, keys, layers, 6)}  # fmt: skip
@@ -289,6 +290,8 @@ def _llama3(path: Path, factors: np.ndarray, theta: float, head_dim: int) -> Jso
     lengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     low, high, reach = LLAMA3.values()
     with np.errstate(all="ignore"):
+        # By wavelength (transformers' rope type llama3): short ones as they are, long ones divided by the factor, and
+        # between them an interpolation.
         smooth = (reach / lengths - low) / (high - low)
         wanted = np.where(
             lengths < reach / high, 1, np.where(lengths > reach / low, factor, 1 / ((1 - smooth) / factor + smooth))

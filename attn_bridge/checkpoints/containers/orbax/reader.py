@@ -39,7 +39,7 @@ MAX_CHUNK = 1 << 35
 """Bytes of a chunk, which has to be read whole."""
 
 MAX_CLAIM = 1 << 42
-"""Return the bytes ``start:stop`` of an array as (chunk, start, stop) ranges, in order."""
+"""Bytes of an array that TensorStore reads."""
 
 MAX_ZEROS, MAX_RATIO = 1 << 30, 1 << 15
 """Bytes that arrays may claim without any in the folder, since zeros need none, and for each byte that it holds.
@@ -283,6 +283,8 @@ class OrbaxReader(Reader):
             spec: dict[str, Any] = {
                 "driver": "zarr3" if self._zarr3 else "zarr",
                 "kvstore": where,
+                # The folder may have been written again since TensorStore cached it: only what is read from now on
+                # counts.
                 "recheck_cached_metadata": "open",
             }
             spec["recheck_cached_data"] = "open"

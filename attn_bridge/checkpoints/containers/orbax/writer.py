@@ -94,9 +94,11 @@ class OrbaxWriter(PlacedWriter):
             raise bad(path, "a folder of Orbax has files of its own; tensors can't name one")
         if numpy_dtype(info.dtype).isbuiltin != 1 and info.dtype not in FOREIGN:
             raise bad(path, f"Orbax has no {info.dtype} ({label})")
+        # TensorStore's limit of axes.
         if len(info.shape) > 32:
             raise bad(path, f"{label} has {len(info.shape)} axes; Orbax holds 32")
         parts = info.name.split(".")
+        # 255 bytes: what file systems take as the name of a folder.
         if not all(parts) or "/" in info.name or len(info.name.encode("utf-8")) > 255:
             raise bad(path, f"{label} can't be the name of a folder: a part is empty, it has a slash, or is too long")
         if leads_out(info.name):
@@ -159,6 +161,7 @@ class OrbaxWriter(PlacedWriter):
         for name in self._plain:
             parts = name.split(".")
             tree[str(tuple(parts))] = {
+                # 2 is a key of a dict; 1 would be a position in a list.
                 "key_metadata": [{"key": part, "key_type": 2} for part in parts],
                 "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
             }
@@ -168,6 +171,7 @@ class OrbaxWriter(PlacedWriter):
             "tree_metadata": tree,
             "use_ocdbt": self.use_ocdbt,
             "use_zarr3": False,
+            # Chunks of zeros are written, too, so that a missing one is damage and not a fill value.
             "store_array_data_equal_to_fill_value": True,
             "custom_metadata": None,
         }

@@ -190,6 +190,7 @@ def _set(arguments: tuple[object, ...], count: Count) -> Members:
 
 
 def _encode(arguments: tuple[object, ...], count: Count) -> bytes:
+    # Protocol 2 has no bytes: Python writes them as text, a character per byte, and the call that encodes it.
     text, encoding = _exactly(arguments, str, str)
     if encoding not in ("latin1", "latin-1"):
         raise Refused

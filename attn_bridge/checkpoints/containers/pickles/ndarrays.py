@@ -83,8 +83,10 @@ def _dtype_of(value: object) -> tuple[str, bool]:
     if not isinstance(value, Record) or value.name != "numpy.dtype" or not value.arguments:
         return "an unknown dtype", False
     code = value.arguments[0]
+    # Dtypes of ml_dtypes are pickled by their class, those of NumPy by a letter and a size.
     if isinstance(code, Global):
         return code.name.removeprefix("ml_dtypes."), False
+    # The state of a dtype begins with its version and the byte order.
     order = value.state[1] if isinstance(value.state, tuple) and len(value.state) > 1 else "|"
     if not isinstance(code, str) or code[:1] not in "biufc" or not code[1:].isdecimal() or len(code) > 3:
         return str(code), False

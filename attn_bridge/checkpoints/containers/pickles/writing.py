@@ -30,6 +30,7 @@ class Pickler:
 
     def remembered(self, code: str) -> None:
         """Write a name (with its module before a dot) or a text without one, which may come again."""
+        # BINGET and BINPUT take numbers of one byte, LONG_BINGET and LONG_BINPUT those of four.
         if code in self._memo:
             number = self._memo[code]
             self._parts.append(b"h" + bytes([number]) if number < 256 else b"j" + struct.pack("<I", number))
@@ -52,6 +53,7 @@ class Pickler:
         if -(1 << 31) <= value < 1 << 31:
             self._parts.append(b"J" + struct.pack("<i", value))
             return
+        # LONG1: two's complement in as few bytes as leave a bit for the sign.
         raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
         self._parts.append(b"\x8a" + bytes([len(raw)]) + raw)
 
