@@ -290,12 +290,12 @@ def long_ring(task: Task) -> dict[str, dict[str, tuple[int, int, int]]]:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from attn_bridge.sharding import Plan
+    from attn_bridge.sharding import ShardingPlan
     from jax_attn.functional import dot_product_attention
     from jax_attn.parallel.sharding import Sharding
 
     mesh = load_adapter("flax", "meshes").simulate({"context": task.devices}, 0, task.folder)
-    ring = Sharding(mesh, Plan.of({"context": task.devices}, context="context", method="ring"))
+    ring = Sharding(mesh, ShardingPlan.of({"context": task.devices}, context="context", method="ring"))
 
     def held(sharding: Sharding | None, differentiated: bool) -> tuple[int, int, int]:
         def forward(*operands: jax.Array) -> jax.Array:

@@ -29,7 +29,7 @@ MAY_DIVIDE = ("kv_heads", "vocab")
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ShardingPlan:
     """The roles of the axes of a mesh.
 
     Attributes:

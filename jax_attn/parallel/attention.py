@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_bridge.masks import Mask
-from attn_bridge.sharding import Plan
+from attn_bridge.sharding import ShardingPlan
 from attn_bridge.sharding.plan import Role
 
 from ..implementations import KernelCall, reference
@@ -51,7 +51,7 @@ class Cuts:
     method: str | None
 
     @classmethod
-    def of(cls, plan: Plan, call: KernelCall) -> Cuts:
+    def of(cls, plan: ShardingPlan, call: KernelCall) -> Cuts:
         """Return the cuts of a call by a plan: every size that divides."""
         batch, heads, queries, keys = call.scores_shape
 
@@ -121,7 +121,7 @@ class SharedCall:
     """
 
     mesh: Mesh
-    plan: Plan
+    plan: ShardingPlan
     cuts: Cuts
     mask: Mask | None
     heads: tuple[int, int]
@@ -132,7 +132,7 @@ class SharedCall:
     implementation: str | None
 
 
-def attend(mesh: Mesh, plan: Plan, call: KernelCall, implementation: str | None) -> Output:
+def attend(mesh: Mesh, plan: ShardingPlan, call: KernelCall, implementation: str | None) -> Output:
     """Like the `implementations`, computed by all devices of a mesh."""
     cuts = Cuts.of(plan, call)
     whole = None if call.mask is None else without_moved_arrays(call.mask)
@@ -203,7 +203,7 @@ def _attend(
     return sharded(query, key, value, bias, sinks, arrays, keep)
 
 
-def _run(part: Part, cuts: Cuts, plan: Plan) -> Output:
+def _run(part: Part, cuts: Cuts, plan: ShardingPlan) -> Output:
     """Compute a device's part, by the method."""
     axis, devices = cuts.queries, plan.size("context")
     if axis is None:

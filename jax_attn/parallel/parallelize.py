@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from attn_bridge.sharding import Plan
+from attn_bridge.sharding import ShardingPlan
 
 from .. import backend
 from .entry import sharded_class
@@ -54,7 +54,7 @@ def parallelize(
         raise TypeError(f"module must be a flax.nnx.Module, got {type(module).__name__}")
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}")
-    plan = Plan.of(dict(mesh.shape), tensor=tensor, context=context, fsdp=fsdp, method=method)
+    plan = ShardingPlan.of(dict(mesh.shape), tensor=tensor, context=context, fsdp=fsdp, method=method)
     for _, child in nnx.iter_modules(module):
         plan.check_module(getattr(child, "sharding", None))
     configs = backend.find_configs(module)

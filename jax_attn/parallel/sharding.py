@@ -9,7 +9,7 @@ from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attn_bridge.sharding import Plan
+from attn_bridge.sharding import ShardingPlan
 from attn_bridge.sharding.plan import Role
 from attn_bridge.specs import Parameter
 
@@ -29,12 +29,12 @@ class Sharding:
     """
 
     outside_mesh: Mesh
-    plan: Plan
+    plan: ShardingPlan
 
     @classmethod
     def on(cls, mesh: Mesh, **names: object) -> Self:
-        """Return the sharding of a mesh; `names` are those of `Plan.of`: tensor, context, fsdp, method."""
-        return cls(mesh, Plan.of(dict(mesh.shape), **names))
+        """Return the sharding of a mesh; `names` are those of `ShardingPlan.of`: tensor, context, fsdp, method."""
+        return cls(mesh, ShardingPlan.of(dict(mesh.shape), **names))
 
     @property
     def mesh(self) -> Mesh:

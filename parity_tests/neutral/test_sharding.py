@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from attn_bridge.sharding import Plan, pieces_of, turns
+from attn_bridge.sharding import ShardingPlan, pieces_of, turns
 from attn_bridge.specs import (
     GroupedQueryAttentionConfig,
     MultiHeadAttentionConfig,
@@ -23,7 +23,7 @@ MESH = {"data": 2, "model": 4, "rows": 2}
 
 
 def placements(config, **roles):
-    plan = Plan.of(MESH, **roles)
+    plan = ShardingPlan.of(MESH, **roles)
     return {row.rule.torch: plan.placement(row) for row in config.parameters}
 
 
@@ -107,18 +107,18 @@ def test_an_axis_in_parts_stays_one_through_copies():
 )
 def test_a_mesh_that_does_not_fit_is_one_line(roles, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Plan.of(MESH, **roles)
+        ShardingPlan.of(MESH, **roles)
 
 
 @pytest.mark.parametrize("name", ["\u03b2", "a\nb", 'a"b'])
 def test_a_name_that_xla_cannot_read_is_one_line(name):
     with pytest.raises(ValueError, match=r"^axis .* of the mesh must have a name of plain ASCII characters$"):
-        Plan.of({**MESH, name: 2}, tensor="model")
+        ShardingPlan.of({**MESH, name: 2}, tensor="model")
 
 
 def test_a_name_that_is_none_is_refused_by_its_type():
     with pytest.raises(TypeError) as error:
-        Plan.of(MESH, tensor=1)
+        ShardingPlan.of(MESH, tensor=1)
     assert str(error.value) == "tensor must be the name of an axis of the mesh, got int"
 
 
@@ -146,11 +146,11 @@ def test_a_name_that_is_none_is_refused_by_its_type():
 )
 def test_what_does_not_divide_is_refused_before_anything_is_moved(config, roles, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Plan.of(MESH, **roles).check(config)
+        ShardingPlan.of(MESH, **roles).check(config)
 
 
 def test_tokens_that_do_not_divide_are_refused():
-    plan = Plan.of(MESH, context="rows")
+    plan = ShardingPlan.of(MESH, context="rows")
     plan.check_tokens(6)
     message = (
         "number of tokens (7) must be a multiple of the 2 devices of context ('rows'); pad the sequence, and hide the "
@@ -176,18 +176,18 @@ def test_ring_devices_meet_every_others_keys_once(devices):
 
 def test_norms_beside_attention_are_no_reason_to_refuse_a_mesh():
     configs = (RMSNormConfig(12), MultiHeadAttentionConfig(12, 16, 8, 0.0, 8))
-    Plan.of(MESH, tensor="model", context="rows", method="ulysses").check(*configs)
+    ShardingPlan.of(MESH, tensor="model", context="rows", method="ulysses").check(*configs)
     with pytest.raises(ValueError, match="nothing to cut in RMSNormConfig"):
-        Plan.of(MESH, tensor="model").check(configs[0])
-    Plan.of(MESH, context="rows", method="ulysses").check(configs[0])
+        ShardingPlan.of(MESH, tensor="model").check(configs[0])
+    ShardingPlan.of(MESH, context="rows", method="ulysses").check(configs[0])
 
 
 def test_a_module_without_any_of_ours_is_refused():
     with pytest.raises(ValueError, match=r"^the module has none of ours inside, whose axes are known$"):
-        Plan.of(MESH, context="rows").check()
+        ShardingPlan.of(MESH, context="rows").check()
 
 
 def test_a_module_that_is_on_a_mesh_is_refused():
-    Plan.of(MESH, context="rows").check_module(None)
+    ShardingPlan.of(MESH, context="rows").check_module(None)
     with pytest.raises(ValueError, match="on a mesh already"):
-        Plan.of(MESH, context="rows").check_module(object())
+        ShardingPlan.of(MESH, context="rows").check_module(object())

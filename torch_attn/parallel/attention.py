@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from attn_bridge.sharding import Plan
+from attn_bridge.sharding import ShardingPlan
 from attn_bridge.sharding.plan import Role
 
 from ..implementations import KernelCall, reference
@@ -45,7 +45,7 @@ class Cuts:
     method: str | None
 
     @classmethod
-    def of(cls, plan: Plan, call: KernelCall) -> Cuts:
+    def of(cls, plan: ShardingPlan, call: KernelCall) -> Cuts:
         """Return the cuts of a call by a plan."""
         batch, heads, queries, keys = call.scores_shape
 

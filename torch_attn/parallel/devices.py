@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from attn_bridge.sharding import Plan
+from attn_bridge.sharding import ShardingPlan
 from attn_bridge.sharding.plan import Role
 from attn_bridge.specs import Parameter
 
@@ -35,7 +35,7 @@ class Devices:
     """
 
     mesh: DeviceMesh
-    plan: Plan
+    plan: ShardingPlan
     whole_heads: bool = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:

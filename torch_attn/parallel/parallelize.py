@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 
-from attn_bridge.sharding import Plan
+from attn_bridge.sharding import ShardingPlan
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -61,7 +61,7 @@ def parallelize(
         raise TypeError(f"mesh must be a torch.distributed.device_mesh.DeviceMesh, got {type(mesh).__name__}")
     names = mesh.mesh_dim_names or ()
     sizes = dict(zip(names, mesh.shape, strict=False))
-    plan = Plan.of(sizes, tensor=tensor, context=context, fsdp=fsdp, method=method)
+    plan = ShardingPlan.of(sizes, tensor=tensor, context=context, fsdp=fsdp, method=method)
     for child in module.modules():
         plan.check_module(getattr(child, "sharding", None))
     configs = backend.find_configs(module)

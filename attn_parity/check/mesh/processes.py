@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attn_bridge import backends
-from attn_bridge.sharding import Plan
+from attn_bridge.sharding import ShardingPlan
 
 from ... import workers
 from ...sides.subject import load_adapter
@@ -72,7 +72,7 @@ def check_mesh_sizes(sizes: Mapping[str, int], method: str = "all_gather") -> No
     devices = math.prod(sizes.values())
     if not 2 <= devices <= MAX_DEVICES:
         raise ValueError(f"devices of the mesh ({devices}) must be 2 to {MAX_DEVICES}")
-    Plan.of(sizes, **{name: name for name in sizes}, method=method)
+    ShardingPlan.of(sizes, **{name: name for name in sizes}, method=method)
 
 
 def installed() -> list[backends.Framework]:

@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from attn_bridge.sharding import Plan
+from attn_bridge.sharding import ShardingPlan
 from attn_bridge.sharding.plan import Role
 
 from ...implementations.block_operands import false_of
@@ -54,7 +54,7 @@ class SharedRecurrence:
 
 
 def recur(
-    mesh: Mesh, plan: Plan, run: Run, sequences: tuple[Array, ...], state: Array, chunk_size: int
+    mesh: Mesh, plan: ShardingPlan, run: Run, sequences: tuple[Array, ...], state: Array, chunk_size: int
 ) -> tuple[Array, Array]:
     """Return context and state of a recurrence, computed by all devices.
 

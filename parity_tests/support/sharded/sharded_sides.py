@@ -16,7 +16,7 @@ import numpy as np
 
 from attn_bridge import backends
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsReader
-from attn_bridge.sharding import Plan
+from attn_bridge.sharding import ShardingPlan
 from attn_bridge.specs import (
     DecoderBlockConfig,
     DecoderConfig,
@@ -36,7 +36,7 @@ MODELS = (("GPTModel", np.float32), ("DecoderModel experts", BFLOAT16))
 """Whole models, and the dtype of their weights."""
 
 MESH = {"tensor": 2, "fsdp": 2}
-PLAN = Plan.of(MESH, tensor="tensor", fsdp="fsdp")
+PLAN = ShardingPlan.of(MESH, tensor="tensor", fsdp="fsdp")
 
 
 def numbers(name: str, dtype: Any = np.float32, seed: int = 0) -> tuple[Any, Arrays]:
