@@ -32,11 +32,11 @@ def check_tokens(shape: Shape, dtype: str, *, d_in: int | None = None, context_l
     if not is_floating(dtype):
         raise TypeError(f"x must have a floating-point dtype, got {dtype}")
     if len(shape) not in (2, 3):
-        raise ValueError(f"x must have shape (T, d_in) or (B, T, d_in), got {_show(shape)}")
+        raise ValueError(f"x must have shape (T, d_in) or (B, T, d_in), got {show(shape)}")
     if d_in is not None and shape[-1] != d_in:
         raise ValueError(f"last dimension of x ({shape[-1]}) must be d_in ({d_in})")
     if shape[-2] < 1:
-        raise ValueError(f"x must hold at least 1 token, got shape {_show(shape)}")
+        raise ValueError(f"x must hold at least 1 token, got shape {show(shape)}")
     if context_length is not None and shape[-2] > context_length:
         raise ValueError(f"number of tokens ({shape[-2]}) must be at most context_length ({context_length})")
 
@@ -84,12 +84,12 @@ def check_context(shape: Shape, dtype: str, x_shape: Shape, *, d_context: int) -
     if len(shape) != len(x_shape):
         raise ValueError(
             f"context must have shape (S, d_context) beside x (T, d_in), or (B, S, d_context) beside x (B, T, d_in), "
-            f"got {_show(shape)} beside {_show(x_shape)}"
+            f"got {show(shape)} beside {show(x_shape)}"
         )
     if shape[-1] != d_context:
         raise ValueError(f"last dimension of context ({shape[-1]}) must be d_context ({d_context})")
     if shape[-2] < 1:
-        raise ValueError(f"context must hold at least 1 token, got shape {_show(shape)}")
+        raise ValueError(f"context must hold at least 1 token, got shape {show(shape)}")
     if shape[:-2] != x_shape[:-2]:
         raise ValueError(f"batch of context ({shape[0]}) must be the batch of x ({x_shape[0]})")
 
@@ -133,13 +133,13 @@ def check_attention_mask(shape: Shape, dtype: str, scores_shape: Shape) -> None:
     batch, _, _, keys = scores_shape
     if len(shape) == 3:
         raise ValueError(
-            f"attention mask of 3 dimensions {_show(shape)} is ambiguous: give (B, S) or a shape that broadcasts to "
-            f"(B, H, T, S) = {_show(scores_shape)}"
+            f"attention mask of 3 dimensions {show(shape)} is ambiguous: give (B, S) or a shape that broadcasts to "
+            f"(B, H, T, S) = {show(scores_shape)}"
         )
     if len(shape) == 2:
         if not _broadcasts(shape, (batch, keys)):
             raise ValueError(
-                f"2-D attention mask {_show(shape)} must broadcast to (B, S) = {_show((batch, keys))}; "
+                f"2-D attention mask {show(shape)} must broadcast to (B, S) = {show((batch, keys))}; "
                 "give a (T, S) mask as (1, 1, T, S)"
             )
     elif not _broadcasts(shape, scores_shape):
@@ -195,11 +195,11 @@ def check_attention(
             raise TypeError(f"{name} must have a floating-point dtype, got {dtype}")
     for name, shape in (("query", query), ("key", key), ("value", value)):
         if len(shape) != 4:
-            raise ValueError(f"{name} must have shape (B, T, H, D), got {_show(shape)}")
+            raise ValueError(f"{name} must have shape (B, T, H, D), got {show(shape)}")
     if key[:3] != value[:3]:
-        raise ValueError(f"key {_show(key)} and value {_show(value)} must agree in batch, length and heads")
+        raise ValueError(f"key {show(key)} and value {show(value)} must agree in batch, length and heads")
     if key[1] < 1:
-        raise ValueError(f"key must hold at least 1 position, got {_show(key)}")
+        raise ValueError(f"key must hold at least 1 position, got {show(key)}")
     if query[0] != key[0]:
         raise ValueError(f"batch of query ({query[0]}) must be the batch of key ({key[0]})")
     if query[3] != key[3]:
@@ -247,7 +247,7 @@ def check_sinks(shape: Shape, dtype: str, num_heads: int) -> None:
     if not is_floating(dtype):
         raise TypeError(f"sinks must have a floating-point dtype, got {dtype}")
     if shape != (num_heads,):
-        raise ValueError(f"sinks must have shape ({num_heads},), one logit per query head, got {_show(shape)}")
+        raise ValueError(f"sinks must have shape ({num_heads},), one logit per query head, got {show(shape)}")
 
 
 def check_number(name: str, value: object) -> None:
@@ -293,26 +293,6 @@ def check_source(name: str, value: object, kinds: tuple[type, ...], wanted: str)
         raise TypeError(f"{name} must be {wanted}, got {type(value).__module__}.{type(value).__qualname__}")
 
 
-def check_cache(cache: object, package: str, array: str = "length") -> None:
-    """Check that a cache is one of a backend and of a kind, or None.
-
-    Args:
-        cache: the argument.
-        package: name of the backend, such as ``torch_attn``.
-        array: an attribute that the kind has, such as ``key`` or ``state``.
-
-    Raises:
-        TypeError: it is something else, such as a cache of the other backend, or of a module of another kind.
-    """
-    if cache is None:
-        return
-    kind = type(cache)
-    if not all(hasattr(cache, name) for name in ("length", "capacity", array)):
-        raise TypeError(f"cache must be what init_cache of the module returns, got {kind.__name__}")
-    if kind.__module__.partition(".")[0] in {"torch_attn", "jax_attn"} - {package}:
-        raise TypeError(f"cache must be what init_cache of the module returns, got one of {kind.__module__}")
-
-
 def check_shared(is_shared: bool, is_given: bool) -> None:
     """Check that attention gets keys and values of an earlier layer exactly if it does not project them.
 
@@ -343,75 +323,10 @@ def check_table(is_shared: bool, shape: tuple[int, ...] | None, wanted: tuple[in
         raise ValueError(f"relative_bias must have shape (num_buckets, num_heads) = {wanted}, got {shape}")
 
 
-def check_caches(caches: object, blocks: int, *, pairs: bool = False) -> None:
-    """Check a model's cache: a cache per block, which the block itself checks, or None.
-
-    Args:
-        caches: the argument.
-        blocks: number of blocks.
-        pairs: whether each has two parts, for self attention and for cross attention.
-
-    Raises:
-        TypeError: it is not a tuple or list, or of another model.
-        ValueError: it has more or fewer.
-    """
-    if caches is None:
-        return
-    if not isinstance(caches, (tuple, list)):
-        raise TypeError(f"cache must be what init_cache of the model returns, got {type(caches).__name__}")
-    if len(caches) != blocks:
-        raise ValueError(f"cache must hold one cache of each block ({blocks}), got {len(caches)}")
-    other = next((one for one in caches if pairs and not (isinstance(one, tuple) and len(one) == 2)), None)
-    if other is not None:
-        raise TypeError(f"cache must be what init_cache of the model returns, got one of {type(other).__name__}")
-
-
 def check_implementation(name: str | None, names: Sequence[str]) -> None:
     """Check the name of an implementation of attention."""
     if name is not None and name not in names:
         raise ValueError(f"implementation ({name!r}) must be one of {', '.join(map(repr, names))} or None")
-
-
-def check_cache_sizes(batch_size: int, capacity: int, rolling: int | None = None) -> int:
-    """Check the sizes of a new cache, and return how many slots it needs.
-
-    Raises:
-        TypeError: a size is not an integer.
-        ValueError: a size is below 1, or beyond any index.
-    """
-    sizes = {"batch_size": batch_size, "capacity": capacity} | ({} if rolling is None else {"rolling": rolling})
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
-        if size < 1:
-            raise ValueError(f"{name} ({size}) must be at least 1")
-        if size > MAX_INDEX:
-            raise ValueError(f"{name} ({size}) must be at most {MAX_INDEX}")
-    return capacity if rolling is None else min(capacity, rolling)
-
-
-def check_cached(cache: Shape, new: Shape) -> None:
-    """Check new keys or values against those in a cache, ``(B, S, K, D)``: all sizes except S must be equal.
-
-    Raises:
-        ValueError: a size differs.
-    """
-    if len(new) != 4 or new[0] != cache[0]:
-        raise ValueError(f"batch of x ({new[0]}) must be the batch of the cache ({cache[0]})")
-    if new[2:] != cache[2:]:
-        raise ValueError(f"new keys or values {_show(new)} must have the heads and widths of the cache {_show(cache)}")
-
-
-def check_room(length: int, tokens: int, capacity: int) -> None:
-    """Check that a cache of `length` tokens has room for new ones.
-
-    Raises:
-        ValueError: the total exceeds the capacity.
-    """
-    if length + tokens > capacity:
-        raise ValueError(
-            f"tokens in the cache ({int(length)}) and new ones ({int(tokens)}) must be at most capacity ({capacity})"
-        )
 
 
 def is_one_of(size: object, sizes: Iterable[object]) -> bool:
@@ -420,55 +335,6 @@ def is_one_of(size: object, sizes: Iterable[object]) -> bool:
     While `torch.compile` traces, ``in`` does not find one that it leaves open among numbers, nor the other way round.
     """
     return any(size == other for other in sizes)
-
-
-def check_mask_of_cache(shape: Shape, dtype: str, rows: int, length: int | None, capacity: int) -> None:
-    """Check a ``(B, S)`` mask that hides padding in a cache; `length` includes the new tokens, None if unknown.
-
-    Raises:
-        TypeError: `dtype` is not bool.
-        ValueError: S is neither the number of tokens so far nor the capacity.
-    """
-    if dtype != "bool":
-        raise TypeError(f"attention mask must have dtype bool (True = may be attended), got {dtype}")
-    has_length = length is None or is_one_of(shape[1], (length, capacity))
-    if not is_one_of(shape[0], (1, rows)) or shape[1] > capacity or not has_length:
-        so_far = "" if length is None else f"tokens so far, cached and new ({length}), or "
-        raise ValueError(
-            f"2-D attention mask {_show(shape)} must be (B, S) with B = {rows} and S the {so_far}capacity ({capacity})"
-        )
-
-
-def check_trim(length: int, tokens: int, slots: int, rolling: bool) -> None:
-    """Check the number of tokens to which a cache of `tokens` is to be trimmed.
-
-    Raises:
-        TypeError: `length` is not an integer.
-        ValueError: it is below 0 or above `tokens`, or a rolling cache has overwritten earlier tokens.
-    """
-    check_integer("length", length)
-    if not 0 <= length <= tokens:
-        raise ValueError(f"length ({length}) must be at least 0 and at most the tokens in the cache ({tokens})")
-    if rolling and tokens > slots and not is_one_of(length, (0, tokens)):
-        raise ValueError(
-            f"length ({length}) must be 0 or {tokens}: the rolling cache keeps the last {slots} tokens only"
-        )
-
-
-def check_reorder(shape: Shape, dtype: str, rows: int, indices: Sequence[int] = ()) -> None:
-    """Check the indices for reordering a cache's rows; `indices` is empty if their values are not available yet.
-
-    Raises:
-        TypeError: `dtype` is not an integer one.
-        ValueError: not one index per row, or an index of no row.
-    """
-    if not dtype.startswith(("int", "uint")):
-        raise TypeError(f"indices must have an integer dtype, got {dtype}")
-    if shape != (rows,):
-        raise ValueError(f"indices must have shape (B,) = ({rows},), got {_show(shape)}")
-    for index in indices:
-        if not 0 <= index < rows:
-            raise ValueError(f"index ({index}) must be at least 0 and below the batch of the cache ({rows})")
 
 
 def check_positions(
@@ -493,9 +359,9 @@ def check_positions(
     if rows and len(shape) == 3 and shape[0] == rows and is_one_of(shape[1], (1, batch)) and shape[2] == tokens:
         return
     if rows and (every_row or len(shape) > 2):
-        raise ValueError(f"positions must have shape (rows, B, T) = {_show((rows, batch, tokens))}, got {_show(shape)}")
+        raise ValueError(f"positions must have shape (rows, B, T) = {show((rows, batch, tokens))}, got {show(shape)}")
     if len(shape) not in (1, 2) or not _broadcasts(shape, (batch, tokens)) or shape[-1] != tokens:
-        raise ValueError(f"positions must have shape (T,) or (B, T) = {_show((batch, tokens))}, got {_show(shape)}")
+        raise ValueError(f"positions must have shape (T,) or (B, T) = {show((batch, tokens))}, got {show(shape)}")
 
 
 def check_rows_given(wanted: Shape | None) -> None:
@@ -508,13 +374,13 @@ def check_rows_given(wanted: Shape | None) -> None:
         ValueError: they have none.
     """
     if wanted is not None:
-        raise ValueError(f"positions of an image must be given, of shape (rows, B, T) = {_show(wanted)}")
+        raise ValueError(f"positions of an image must be given, of shape (rows, B, T) = {show(wanted)}")
 
 
 def _misfit(shape: Shape, scores_shape: Shape) -> str:
     """Return a message for a mask that does not fit the scores; mention swapped axes if it fits ``(B, H, T, D)``."""
     batch, heads, queries, _ = scores_shape
-    text = f"{_show(shape)} must broadcast to (B, H, T, S) = {_show(scores_shape)}"
+    text = f"{show(shape)} must broadcast to (B, H, T, S) = {show(scores_shape)}"
     if not _broadcasts(shape, (batch, queries, heads, heads)):
         return text
     return f"{text}; the axes of query are (B, T, H, D), and this fits (B, H, T, D): swap axes 1 and 2"
@@ -527,5 +393,6 @@ def _broadcasts(shape: Shape, target: Shape) -> bool:
     return all(is_one_of(size, (1, wanted)) for size, wanted in sizes)
 
 
-def _show(shape: Shape) -> str:
+def show(shape: Shape) -> str:
+    """Return a shape as a tuple of plain integers."""
     return str(tuple(int(size) for size in shape))

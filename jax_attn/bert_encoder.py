@@ -25,7 +25,7 @@ from .checkpoints import Pretrained
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import ParameterOptions, linear
-from .layer import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack
 from .layer_norm import LayerNorm
 from .random import Rngs
 
@@ -70,7 +70,6 @@ class BertEncoder(Pretrained, Layer):
         self.drop_emb = Dropout(rate, rngs=rngs)
         self.layers = nnx.List(BertLayer(self.config, **options) for _ in range(self.config.num_hidden_layers))
 
-    @takes_mode
     def __call__(
         self,
         ids: Int[Array, "B T"] | None = None,

@@ -10,18 +10,18 @@ from typing import Never
 import jax.numpy as jnp
 from einops import rearrange
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_bridge.masks import Mask, causal
+from attn_bridge.masks import causal
 from attn_bridge.specs import CausalAttentionConfig
 
 from . import functional
 from .dropout import Dropout
 from .initial_weights import linear
-from .layer import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack
 from .random import Rngs
 from .signatures import DType, typed_as
-from .signatures.attention import AttentionCall, Output
+from .signatures.attention import AttentionCall, AttentionMask, Output
 
 
 class CausalAttention(Layer):
@@ -68,12 +68,11 @@ class CausalAttention(Layer):
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
     @typed_as(AttentionCall)
-    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         return_weights: bool = False,
     ) -> Output:
         """Attend from every token to itself and to earlier tokens.

@@ -11,20 +11,20 @@ from typing import Never
 import jax.numpy as jnp
 from einops import rearrange
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from attn_bridge import validation
-from attn_bridge.masks import Mask, full
+from attn_bridge.masks import full
 from attn_bridge.specs import CrossAttentionConfig
 
 from . import functional
 from .decoding.cache import KeyValueCache
 from .dropout import Dropout
 from .initial_weights import linear
-from .layer import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack
 from .random import Rngs
 from .signatures import DType, typed_as
-from .signatures.attention import CachedOutput, CrossAttentionCall
+from .signatures.attention import AttentionMask, CachedOutput, CrossAttentionCall
 
 
 class CrossAttention(Layer):
@@ -61,13 +61,12 @@ class CrossAttention(Layer):
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @typed_as(CrossAttentionCall)
-    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
         context: Float[Array, "... s e"] | None = None,
-        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
     ) -> CachedOutput[KeyValueCache]:

@@ -14,19 +14,20 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from attn_bridge.masks import Mask, as_mask
 from attn_bridge.specs import DifferentialAttentionConfig
 
 from . import functional
-from .decoding.cache import KeyValueCache, last_of_rows, positions_of
+from .decoding.cache import KeyValueCache
+from .decoding.token_positions import last_of_rows, positions_of
 from .initial_weights import linear, normal
-from .layer import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
 from .signatures import DType, typed_as
-from .signatures.attention import CachedAttentionCall, CachedOutput
+from .signatures.attention import AttentionMask, CachedAttentionCall, CachedOutput
 
 
 class DifferentialAttention(Layer):
@@ -66,12 +67,11 @@ class DifferentialAttention(Layer):
         self.lambda_k2 = nnx.Param(0.1 * normal((config.head_dim,), **options))
 
     @typed_as(CachedAttentionCall)
-    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         positions: Int[Array, "... t"] | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
@@ -138,7 +138,7 @@ class DifferentialAttention(Layer):
         # The paper's fixed factor 1 - lambda_init: it aligns gradients with those of a plain transformer.
         return ((1.0 - start) * difference * jax.lax.rsqrt(mean_square + self.config.norm_eps)).astype(contexts.dtype)
 
-    def _by_pairs(self, attention_mask: Mask | Array | None) -> Mask | None:
+    def _by_pairs(self, attention_mask: AttentionMask | None) -> Mask | None:
         """Return a mask whose heads, if it has several, are in the order of the pairs of keys."""
         if attention_mask is None:
             return None
@@ -166,5 +166,5 @@ def _beside_zeros(query: Float[Array, "n b t p g c"]) -> Float[Array, "b t h e"]
     zeros = jnp.zeros_like(query[0])
     # Scores over both keys at once: zeros in the place of the other key leave each query its own. So one call of
     # attention computes both softmaxes, and values are read once.
-    padded = jnp.stack([jnp.concatenate([query[0], zeros], -1), jnp.concatenate([zeros, query[1]], -1)], 3)
+    padded = jnp.stack([functional.joined([query[0], zeros]), functional.joined([zeros, query[1]])], 3)
     return rearrange(padded, "b t p n g c -> b t (p n g) c")

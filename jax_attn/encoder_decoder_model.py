@@ -10,23 +10,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
+from attn_bridge.cache_validation import check_caches
 from attn_bridge.generation import end_token, options_of
 from attn_bridge.specs import EncoderDecoderConfig
 from attn_bridge.specs.encoder_decoder_model import check_batch, check_is_encoded, check_source_mask
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
-from attn_bridge.validation import check_bounded, check_caches
+from attn_bridge.validation import check_bounded
 
 from . import functional
 from .blocks.stack import Stack
 from .checkpoints import Pretrained
 from .decoding import generation
 from .embedding import Embedding
-from .initial_weights import linear
-from .layer import Layer, LayerOptions, Unpack, takes_mode
+from .initial_weights import filled, linear
+from .layer import Layer, LayerOptions, Unpack
 from .losses import check_labels, mean_loss
 from .random import RandomSource, Rngs
 from .signatures import DType, typed_as
@@ -68,10 +68,9 @@ class EncoderDecoderModel(Pretrained, Layer):
         if not config.tie:
             self.out_head = linear(config.table_width, config.vocab_size, bias=False, **options)
         if config.logits_bias:
-            self.logits_bias = nnx.Param(jnp.zeros((1, config.vocab_size), param_dtype))
+            self.logits_bias = filled((1, config.vocab_size), 0.0, **options)
 
     @typed_as(EncoderDecoderCall)
-    @takes_mode
     def __call__(
         self,
         source: Source | None,

@@ -21,7 +21,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Bool, Float, Int
 
-from attn_bridge import misuse, validation
+from attn_bridge import cache_validation, misuse, validation
 from attn_bridge.foreign_names import names_ours
 from attn_bridge.masks import Mask, as_mask, counting_tokens
 from attn_bridge.masks.positions import Full
@@ -290,7 +290,7 @@ def as_batch(
     dtype = dtype_name(x, "x")
     validation.check_bounded(jnp.shape(x)[-2] if jnp.ndim(x) > 1 else 0, "context_length", context_length)
     validation.check_tokens(jnp.shape(x), dtype, d_in=d_in, context_length=context_length)
-    validation.check_cache(cache, "jax_attn", cached)
+    cache_validation.check_cache(cache, "jax_attn", cached)
     x = jnp.asarray(x)
     if layer is not None:
         check_dtype(x, layer)
@@ -407,6 +407,16 @@ def root(square: Float[Array, "..."]) -> Float[Array, "..."]:
 def wide_dtype(x: Float[Array, "..."]) -> np.dtype:
     """Return the dtype of values that 16 bits round too much, such as rotary tables: float32, float64 for float64."""
     return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def widen(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return an array in its `wide_dtype`."""
+    return x.astype(wide_dtype(x))
+
+
+def joined(arrays: list[Array]) -> Array:
+    """Return arrays side by side along their last axis: channels of one token."""
+    return jnp.concatenate(arrays, -1)
 
 
 def with_cache(result: Any, cache: Any) -> Any:

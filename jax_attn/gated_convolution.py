@@ -7,8 +7,6 @@ The paper's C, B and h are query, key and value here. Twins: `jax_attn.gated_con
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Float
 
 from attn_bridge.recurrence import check_form, choose_form
 from attn_bridge.specs import GatedConvolutionConfig
@@ -17,7 +15,7 @@ from .initial_weights import linear
 from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import recurrence
-from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Tokens, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .signatures import DType
 
@@ -47,7 +45,6 @@ class GatedConvolution(RecurrentLayer):
     ):
         self.config = config = GatedConvolutionConfig.check(config)
         self.form = check_form(implementation)
-        self.dtype = dtype
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         width, use_bias = config.width, config.bias
         self.W_query = linear(config.d_in, width, use_bias, **options)
@@ -56,7 +53,7 @@ class GatedConvolution(RecurrentLayer):
         self.conv1d = ShortConvolution(width, config.conv_size, use_bias, activate=False, **options)
         self.out_proj = linear(width, config.d_out, use_bias, **options)
 
-    def _read(self, batch: Float[Array, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
+    def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
         choose_form(form, batch.shape[1])
         state, _ = states
         products = recurrence.without(self.W_key(batch) * self.W_value(batch), visible)  # biases are no zeros

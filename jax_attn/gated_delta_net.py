@@ -10,18 +10,16 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
-from jax import Array
-from jaxtyping import Float
 
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional
-from .initial_weights import linear, uniform
+from .initial_weights import filled, linear, uniform
 from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import recurrence
-from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Tokens, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
 from .signatures import DType
@@ -54,7 +52,6 @@ class GatedDeltaNet(RecurrentLayer):
     ):
         self.config = config = GatedDeltaNetConfig.check(config)
         self.form = check_form(implementation)
-        self.dtype = dtype
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         d_in, heads = config.d_in, config.num_value_heads
         self.W_query = linear(d_in, config.key_width, bias=False, **options)
@@ -64,13 +61,13 @@ class GatedDeltaNet(RecurrentLayer):
         self.W_beta = linear(d_in, heads, bias=False, **options)
         self.W_alpha = linear(d_in, heads, bias=False, **options)
         self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **options)
-        self.dt_bias = nnx.Param(jnp.ones(heads, param_dtype))
+        self.dt_bias = filled(heads, 1.0, **options)
         self.A_log = nnx.Param(jnp.log(0.01 + 15.99 * uniform((heads,), **options)))
         self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
 
-    def _read(self, batch: Float[Array, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
-        mixed = jnp.concatenate([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
+    def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
+        mixed = functional.joined([self.W_query(batch), self.W_key(batch), self.W_value(batch)])
         mixed, conv_state = self.conv1d(mixed, states[1])
         key_width = self.config.key_width
         # Keys of length 1: with a beta of 1, k k^T removes the value stored under k alone, and the state cannot grow.

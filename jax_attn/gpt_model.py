@@ -24,11 +24,11 @@ from . import functional
 from .blocks.feed_forward import FeedForward
 from .checkpoints import Pretrained
 from .decoding import generation
-from .decoding.cache import positions_of
+from .decoding.token_positions import positions_of
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import ParameterOptions, linear
-from .layer import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack
 from .layer_norm import LayerNorm
 from .losses import check_labels, mean_loss
 from .multi_head_attention import MultiHeadAttention
@@ -76,7 +76,6 @@ class GPTModel(Pretrained, Layer):
         self.out_head = linear(emb_dim, vocab_size, bias=False, **options)
 
     @typed_as(GPTCall)
-    @takes_mode
     def __call__(
         self,
         ids: Int[Array, "B T"] | None = None,

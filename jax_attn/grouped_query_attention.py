@@ -11,25 +11,24 @@ from typing import Never
 import jax
 import jax.numpy as jnp
 from einops import rearrange, repeat
-from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from attn_bridge import validation
-from attn_bridge.masks import Mask
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, RelativeBias, Rotary
 
 from . import functional
-from .decoding.cache import KeyValueCache, SharedKeys, View, last_of_rows, positions_of
+from .decoding.cache import KeyValueCache, SharedKeys, View
+from .decoding.token_positions import last_of_rows, positions_of
 from .dropout import Dropout
-from .initial_weights import linear
-from .layer import Layer, LayerOptions, Unpack, takes_mode
+from .initial_weights import filled, linear
+from .layer import Layer, LayerOptions, Unpack
 from .layer_norm import LayerNorm
 from .positions import alibi_bias, apply_rotary, apply_temperature, relative_bias, relative_buckets, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
 from .signatures import DType, typed_as
-from .signatures.attention import CachedOutput, GroupedAttentionCall, SharedOutput
+from .signatures.attention import AttentionMask, CachedOutput, GroupedAttentionCall, SharedOutput
 
 
 class GroupedQueryAttention(Layer):
@@ -80,18 +79,17 @@ class GroupedQueryAttention(Layer):
         if config.context_norm is not None:
             self.context_norm = RMSNorm(context_width, config.context_norm, **options)
         if config.sinks:
-            self.sinks = nnx.Param(jnp.zeros(config.num_heads, param_dtype))
+            self.sinks = filled(config.num_heads, 0.0, **options)
         if config.own_table is not None:
-            self.relative_bias = nnx.Param(jnp.zeros(config.own_table, param_dtype))
+            self.relative_bias = filled(config.own_table, 0.0, **options)
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @typed_as(GroupedAttentionCall)
-    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         positions: Int[Array, "... t"] | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,

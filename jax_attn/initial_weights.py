@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Required, TypedDict
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -70,3 +71,15 @@ def normal(
     """Return an array of `shape` and `param_dtype` drawn from N(0, 1), from the stream ``params``."""
     check_rngs(rngs)
     return draw_normal(rngs.params(), shape, param_dtype)
+
+
+def filled(
+    shape: int | tuple[int, ...],
+    value: float,
+    *,
+    rngs: Rngs,
+    param_dtype: DTypeLike = jnp.float32,
+    dtype: DTypeLike | None = None,
+) -> nnx.Param[Array]:
+    """Return a parameter of `shape` and `param_dtype` that starts with one value; it draws nothing."""
+    return nnx.Param(jnp.full(shape, value, param_dtype))

@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
-from jax import Array
-from jaxtyping import Float
 
 from attn_bridge.recurrence import CHANNEL_CHUNK_SIZE, check_form
 from attn_bridge.specs import KimiDeltaAttentionConfig
@@ -22,7 +20,7 @@ from .initial_weights import linear, uniform
 from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence
-from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Tokens, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
 from .signatures import DType
@@ -55,7 +53,6 @@ class KimiDeltaAttention(RecurrentLayer):
     ):
         self.config = config = KimiDeltaAttentionConfig.check(config)
         self.form = check_form(implementation)
-        self.dtype = dtype
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         d_in, heads = config.d_in, config.num_heads
         self.W_query = linear(d_in, config.key_width, bias=False, **options)
@@ -72,8 +69,8 @@ class KimiDeltaAttention(RecurrentLayer):
         self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
 
-    def _read(self, batch: Float[Array, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
-        mixed = jnp.concatenate([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
+    def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
+        mixed = functional.joined([self.W_query(batch), self.W_key(batch), self.W_value(batch)])
         mixed, conv_state = self.conv1d(mixed, states[1])
         key_width = self.config.key_width
         query, key, value, alpha, gate = (

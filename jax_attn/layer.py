@@ -27,7 +27,6 @@ __all__ = [
     "Unpack",
     "chosen",
     "matmul_precision",
-    "takes_mode",
 ]
 
 Result = TypeVar("Result")
@@ -77,19 +76,20 @@ _CONSTRUCTOR, _CALL = "__init__", "__call__"
 class Layer(nnx.Module):
     """A module whose constructor also takes `LayerOptions`, as the bundle ``layers``, for itself and all its parts.
 
-    The constructor gets none of them: `Linear` reads them by `chosen`. The module keeps `precision`.
+    The constructor gets none of them: `Linear` reads them by `chosen`. The module keeps `precision`. Its call also
+    takes `ModeOptions`, as the layers of NNX do.
     """
 
     precision: Precision | None
 
     def __init_subclass__(cls, **options: object) -> None:
-        """Have the constructor of a class take the options, if it names the bundle, and its call name its keywords."""
+        """Have the constructor of a class take the options, if it names the bundle, and its call `ModeOptions`."""
         super().__init_subclass__(**options)
         bundle = inspect.signature(cls.__init__).parameters.get("layers")
         if _CONSTRUCTOR in vars(cls) and bundle is not None and bundle.kind is inspect.Parameter.VAR_KEYWORD:
             setattr(cls, _CONSTRUCTOR, _takes_layer_options(cls.__init__))
         if _CALL in vars(cls):
-            setattr(cls, _CALL, names_ours(vars(cls)[_CALL]))
+            setattr(cls, _CALL, names_ours(_takes_mode(vars(cls)[_CALL])))
 
 
 def _takes_layer_options(constructor: Callable[..., None]) -> Callable[..., None]:
@@ -156,22 +156,25 @@ DropoutSource: TypeAlias = nnx.Rngs | nnx.RngStream | Array | TorchRngs
 
 
 class ModeOptions(TypedDict, total=False):
-    """The arguments that `takes_mode` adds to a call."""
+    """The arguments that the call of a `Layer` takes in addition to those of its class."""
 
     deterministic: bool | None
     rngs: DropoutSource | None
 
 
-MODE = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ModeOptions.__annotations__]
+_MODE = tuple(ModeOptions.__annotations__)
 
 
-def takes_mode(call: Callable[..., Result]) -> Callable[..., Result]:
+def _takes_mode(call: Callable[..., Result]) -> Callable[..., Result]:
     """Decorate the call of a module: it also takes ``deterministic`` and ``rngs``, as the layers of NNX do.
 
     ``deterministic`` overrides the mode of the module and its parts; None keeps it. ``rngs`` replaces their sources of
     dropout masks: streams (``dropout``, else ``default``), a stream, or a key. The module itself is unchanged. All
     products of the call have the ``precision`` of the module.
     """
+    parameters = inspect.signature(call).parameters.values()
+    if any(parameter.name in _MODE or parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return call  # a subclass of a layer, which hands them on to it
 
     @functools.wraps(call)
     def run(
@@ -189,8 +192,8 @@ def takes_mode(call: Callable[..., Result]) -> Callable[..., Result]:
         with matmul_precision(precision):
             return call(module, *arguments, **options)
 
-    parameters = [*inspect.signature(call).parameters.values(), *MODE]
-    run.__dict__["__signature__"] = inspect.Signature(parameters)  # shown by `help`
+    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _MODE]
+    run.__dict__["__signature__"] = inspect.Signature([*parameters, *added])  # shown by `help`
     return run
 
 

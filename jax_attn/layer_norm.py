@@ -65,7 +65,7 @@ class LayerNorm(nnx.Module):
         config = self.config
         x = functional.as_features(x, self.scale if config.affine else x, config.emb_dim)
         out_dtype = self.dtype or (jnp.promote_types(x.dtype, self.scale.dtype) if config.affine else x.dtype)
-        wide = x.astype(functional.wide_dtype(x))
+        wide = functional.widen(x)
         centred = wide - wide.mean(-1, keepdims=True)
         variance = (centred * centred).mean(-1, keepdims=True)
         normalised = centred / jnp.sqrt(variance + config.eps)

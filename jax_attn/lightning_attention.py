@@ -13,9 +13,7 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 from jax import Array
-from jaxtyping import Bool, Float
 
-from attn_bridge.masks import Mask
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import LightningAttentionConfig
 
@@ -25,9 +23,10 @@ from .initial_weights import linear
 from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence
-from .recurrent.layer import RecurrentLayer
+from .recurrent.layer import RecurrentLayer, Tokens
 from .rms_norm import RMSNorm
 from .signatures import DType
+from .signatures.attention import AttentionMask
 
 
 class LightningAttention(RecurrentLayer):
@@ -57,7 +56,6 @@ class LightningAttention(RecurrentLayer):
     ):
         self.config = config = LightningAttentionConfig.check(config)
         self.form = check_form(implementation)
-        self.dtype = dtype
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.W_query = linear(config.d_in, config.width, bias=False, **options)
         self.W_key = linear(config.d_in, config.width, bias=False, **options)
@@ -68,8 +66,8 @@ class LightningAttention(RecurrentLayer):
 
     def _run(
         self,
-        batch: Float[Array, "B T d"],
-        attention_mask: Mask | Bool[Array, "B S"] | None,
+        batch: Tokens,
+        attention_mask: AttentionMask | None,
         cache: RecurrentCache | None,
         form: str | None,
     ) -> tuple[Array, RecurrentCache | None]:
@@ -79,9 +77,9 @@ class LightningAttention(RecurrentLayer):
 
     def _attend(
         self,
-        batch: Float[Array, "B T d"],
+        batch: Tokens,
         *,
-        attention_mask: Mask | Bool[Array, "B S"] | None,
+        attention_mask: AttentionMask | None,
         cache: RecurrentCache | None,
         form: str | None,
     ) -> tuple[Any, ...]:

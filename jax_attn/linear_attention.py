@@ -11,20 +11,20 @@ from typing import Never
 import jax.numpy as jnp
 from einops import rearrange
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from attn_bridge.masks import Mask, causal
+from attn_bridge.masks import causal
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import LinearAttentionConfig
 
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
-from .layer import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import recurrence
 from .signatures import DType, typed_as
-from .signatures.attention import CachedOutput, LinearAttentionCall
+from .signatures.attention import AttentionMask, CachedOutput, LinearAttentionCall
 
 
 class LinearAttention(Layer):
@@ -54,7 +54,6 @@ class LinearAttention(Layer):
     ):
         self.config = config = LinearAttentionConfig.check(config)
         self.form = check_form(implementation)
-        self.dtype = dtype
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         d_in, bias = config.d_in, config.qkv_bias
         self.W_query = linear(d_in, config.key_width, bias=bias, **options)
@@ -63,12 +62,11 @@ class LinearAttention(Layer):
         self.out_proj = linear(config.value_width, config.d_out, bias=config.out_bias, **options)
 
     @typed_as(LinearAttentionCall)
-    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         positions: Int[Array, "... t"] | None = None,
         cache: RecurrentCache | None = None,
         return_weights: bool = False,

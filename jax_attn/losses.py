@@ -53,7 +53,7 @@ def mean_loss(
             check_label_range(int(values.min()), int(values.max()), size)
     labels = functional.signed(labels)
     counts, is_known = labels != IGNORED_LABEL, (labels >= 0) & (labels < size)
-    log = jax.nn.log_softmax(logits.astype(functional.wide_dtype(logits)), -1)
+    log = jax.nn.log_softmax(functional.widen(logits), -1)
     of_labels = jnp.take_along_axis(log, jnp.where(is_known, labels, 0)[..., None], -1)[..., 0]
     losses = jnp.where(counts, jnp.where(is_known, -of_labels, jnp.nan), 0.0)
     return losses.sum() / counts.sum()

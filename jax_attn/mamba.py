@@ -15,12 +15,12 @@ from attn_bridge.recurrence import check_form
 from attn_bridge.specs import MambaConfig
 
 from . import functional
-from .initial_weights import linear, uniform
+from .initial_weights import filled, linear, uniform
 from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence, selective
 from .recurrent.gated_norm import GatedNorm
-from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Tokens, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
 from .signatures import DType
@@ -53,7 +53,6 @@ class Mamba(RecurrentLayer):
     ):
         self.config = config = MambaConfig.check(config)
         self.form = check_form(implementation)
-        self.dtype = dtype
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         width, state, rank = config.width, config.state_size, config.step_rank
         self.W_gate = linear(config.d_in, width, config.bias, **options)
@@ -69,11 +68,11 @@ class Mamba(RecurrentLayer):
         self.W_step_up = linear(rank, width, False, **options)
         self.dt_bias = nnx.Param(decayed.initial_step_bias(uniform((width,), **options)))
         self.A_log = nnx.Param(selective.initial_rates(width, state, param_dtype=param_dtype))
-        self.D = nnx.Param(jnp.ones(width, param_dtype))
+        self.D = filled(width, 1.0, **options)
         self.norm = GatedNorm(width, order="none", **options)
         self.out_proj = linear(width, config.d_out, config.bias, **options)
 
-    def _read(self, batch: Float[Array, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
+    def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
         value = recurrence.without(self.W_value(batch), visible)  # a bias of the projection is no zero
         value, conv_state = self.conv1d(value, states[1])
         value = recurrence.without(value, visible)

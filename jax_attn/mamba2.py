@@ -17,12 +17,12 @@ from attn_bridge.recurrence import check_form
 from attn_bridge.specs import Mamba2Config
 
 from . import functional
-from .initial_weights import linear, uniform
+from .initial_weights import filled, linear, uniform
 from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence
 from .recurrent.gated_norm import GatedNorm
-from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Tokens, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .signatures import DType
 
@@ -54,7 +54,6 @@ class Mamba2(RecurrentLayer):
     ):
         self.config = config = Mamba2Config.check(config)
         self.form = check_form(implementation)
-        self.dtype = dtype
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         d_in, heads, use_bias = config.d_in, config.num_heads, config.bias
         self.W_gate = linear(d_in, config.width, use_bias, **options)
@@ -66,21 +65,20 @@ class Mamba2(RecurrentLayer):
         self.dt_bias = nnx.Param(decayed.initial_step_bias(uniform((heads,), **options)))
         # A = -exp(A_log) starts uniform in [-16, -1], as published.
         self.A_log = nnx.Param(jnp.log(1.0 + 15.0 * uniform((heads,), **options)))
-        self.D = nnx.Param(jnp.ones(heads, param_dtype))
+        self.D = filled(heads, 1.0, **options)
         self.norm = GatedNorm(config.width, config.norm_groups, config.eps, config.norm_order, **options)
         self.out_proj = linear(config.width, config.d_out, use_bias, **options)
 
-    def _read(self, batch: Float[Array, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
+    def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
         # The convolution goes over value, key and query, whose projections are neighbours in the published layer.
         # Gate and step are projected where they are used: both at once would be the peak of memory.
         gate_scale, value_scale, key_scale, query_scale, step_scale = self.config.projection_scales
-        mixed = jnp.concatenate(
+        mixed = functional.joined(
             [
                 _scaled(self.W_value(batch), value_scale),
                 _scaled(self.W_key(batch), key_scale),
                 _scaled(self.W_query(batch), query_scale),
-            ],
-            -1,
+            ]
         )
         mixed = recurrence.without(mixed, visible)  # biases of the projections are no zeros
         mixed, conv_state = self.conv1d(mixed, states[1])

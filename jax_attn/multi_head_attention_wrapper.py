@@ -12,18 +12,18 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_bridge.masks import Mask, causal
+from attn_bridge.masks import causal
 from attn_bridge.specs import MultiHeadAttentionWrapperConfig
 
 from . import functional
 from .causal_attention import CausalAttention
 from .dropout import Dropout
-from .layer import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack
 from .random import Rngs
 from .signatures import DType, typed_as
-from .signatures.attention import AttentionCall, Output
+from .signatures.attention import AttentionCall, AttentionMask, Output
 
 
 class MultiHeadAttentionWrapper(Layer):
@@ -75,12 +75,11 @@ class MultiHeadAttentionWrapper(Layer):
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
     @typed_as(AttentionCall)
-    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         return_weights: bool = False,
     ) -> Output:
         """Attend in every head from every token to itself and to earlier tokens.

@@ -12,21 +12,21 @@ from typing import Any, Never
 import jax.numpy as jnp
 from einops import einsum, rearrange, repeat
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from attn_bridge.masks import Mask
 from attn_bridge.specs import MultiHeadLatentAttentionConfig
 
 from . import functional
-from .decoding.cache import KeyValueCache, last_of_rows, positions_of
+from .decoding.cache import KeyValueCache
+from .decoding.token_positions import last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
-from .layer import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
 from .signatures import DType, typed_as
-from .signatures.attention import CachedOutput, LatentAttentionCall
+from .signatures.attention import AttentionMask, CachedOutput, LatentAttentionCall
 
 
 class MultiHeadLatentAttention(Layer):
@@ -71,12 +71,11 @@ class MultiHeadLatentAttention(Layer):
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @typed_as(LatentAttentionCall)
-    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         positions: Int[Array, "... t"] | None = None,
         cache: KeyValueCache | None = None,
         absorbed: bool | None = None,
@@ -119,7 +118,7 @@ class MultiHeadLatentAttention(Layer):
             query_rope = apply_rotary(query_rope, *tables, config.position.pairing)
             # Rotated before the cache holds it: positions of earlier tokens are not needed again.
             key_rope = apply_rotary(key_rope, *tables, config.position.pairing)
-        latent, mask = jnp.concatenate([latent, key_rope], -1), config.mask.restrict(attention_mask)
+        latent, mask = functional.joined([latent, key_rope]), config.mask.restrict(attention_mask)
         index = self._index_keys(batch, tables, latent)
         if cache is not None:
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": last_of_rows(at)}
@@ -151,8 +150,8 @@ class MultiHeadLatentAttention(Layer):
         x: Float[Array, "b t d"],
         index: Float[Array, "b s 1 c"],
         tables: tuple[Array, Array] | None,
-        mask: Mask | Bool[Array, "..."],
-    ) -> Mask | Bool[Array, "..."]:
+        mask: AttentionMask,
+    ) -> AttentionMask:
         """Return the mask of the keys to attend to, of those that a mask shows: all of them."""
         return mask
 
@@ -169,7 +168,7 @@ class MultiHeadLatentAttention(Layer):
         key_nope = rearrange(self.W_key(plain), "b s (h c) -> b s h c", h=config.num_heads)
         value = rearrange(self.W_value(plain), "b s (h c) -> b s h c", h=config.num_heads)
         key_rope = repeat(latent[..., config.latent_dim :], "b s 1 c -> b s h c", h=config.num_heads)
-        query, key = jnp.concatenate([query_nope, query_rope], -1), jnp.concatenate([key_nope, key_rope], -1)
+        query, key = functional.joined([query_nope, query_rope]), functional.joined([key_nope, key_rope])
         return functional.as_pair(functional.dot_product_attention(query, key, value, **options))
 
     def _absorbed(
@@ -189,7 +188,7 @@ class MultiHeadLatentAttention(Layer):
         # there is a rotation by position, so that part stays apart (section 2.1.3).
         to_key = rearrange(functional.matrix(self.W_key, latent, width), "l (h c) -> l h c", h=heads)
         to_value = rearrange(functional.matrix(self.W_value, latent, width), "l (h c) -> l h c", h=heads)
-        query = jnp.concatenate([einsum(query_nope, to_key, "b t h c, l h c -> b t h l"), query_rope], -1)
+        query = functional.joined([einsum(query_nope, to_key, "b t h c, l h c -> b t h l"), query_rope])
         result = functional.dot_product_attention(query, latent, latent, **options)
         context, weights = functional.as_pair(result)
         return einsum(context[..., :width], to_value, "b t h l, l h c -> b t h c"), weights

@@ -63,7 +63,7 @@ class RMSNorm(nnx.Module):
         config = self.config
         x = functional.as_features(x, self.scale if config.affine else x, config.emb_dim)
         out_dtype = self.dtype or (jnp.promote_types(x.dtype, self.scale.dtype) if config.affine else x.dtype)
-        wide = x.astype(functional.wide_dtype(x))
+        wide = functional.widen(x)
         normalised = wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + config.eps)
         if not config.affine:
             return normalised.astype(out_dtype)

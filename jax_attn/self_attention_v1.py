@@ -12,17 +12,16 @@ from einops import rearrange
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_bridge.masks import Mask
 from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
 from .initial_weights import uniform
-from .layer import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack
 from .random import Rngs, check_rngs
 from .signatures import DType, typed_as
-from .signatures.attention import AttentionCall, Output
+from .signatures.attention import AttentionCall, AttentionMask, Output
 
 
 class SelfAttention_v1(Layer):
@@ -64,12 +63,11 @@ class SelfAttention_v1(Layer):
         self.dtype = dtype
 
     @typed_as(AttentionCall)
-    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         return_weights: bool = False,
     ) -> Output:
         """Attend from every token to every token.

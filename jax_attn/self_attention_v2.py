@@ -10,17 +10,16 @@ from typing import Never
 import jax.numpy as jnp
 from einops import rearrange
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_bridge.masks import Mask
 from attn_bridge.specs import SelfAttentionV2Config
 
 from . import functional
 from .initial_weights import linear
-from .layer import Layer, LayerOptions, Unpack, takes_mode
+from .layer import Layer, LayerOptions, Unpack
 from .random import Rngs
 from .signatures import DType, typed_as
-from .signatures.attention import AttentionCall, Output
+from .signatures.attention import AttentionCall, AttentionMask, Output
 
 
 class SelfAttention_v2(Layer):
@@ -61,12 +60,11 @@ class SelfAttention_v2(Layer):
         self.W_value = linear(d_in, d_out, bias=qkv_bias, **options)
 
     @typed_as(AttentionCall)
-    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         return_weights: bool = False,
     ) -> Output:
         """Attend from every token to every token.

@@ -9,14 +9,13 @@ from typing import Never
 
 from einops import rearrange
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from attn_bridge.foreign_names import names_ours
-from attn_bridge.masks import Mask
 
 from . import functional
 from .signatures import typed_as
-from .signatures.attention import Output, SimpleAttentionCall
+from .signatures.attention import AttentionMask, Output, SimpleAttentionCall
 
 
 @typed_as(SimpleAttentionCall)
@@ -24,7 +23,7 @@ from .signatures.attention import Output, SimpleAttentionCall
 def simple_self_attention(
     x: Float[Array, "... t c"],
     *_misplaced: Never,
-    attention_mask: Mask | Bool[Array, "..."] | None = None,
+    attention_mask: AttentionMask | None = None,
     return_weights: bool = False,
 ) -> Output:
     """Return for every token the average of all tokens, weighted by the softmax of its dot products with them.

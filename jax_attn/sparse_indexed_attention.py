@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from attn_bridge.masks import Mask
 from attn_bridge.specs import SparseIndexedAttentionConfig
 
 from . import functional
@@ -20,6 +19,7 @@ from .lightning_indexer import LightningIndexer
 from .multi_head_latent_attention import MultiHeadLatentAttention
 from .random import Rngs
 from .signatures import DType
+from .signatures.attention import AttentionMask
 
 
 class SparseIndexedAttention(MultiHeadLatentAttention):
@@ -67,8 +67,8 @@ class SparseIndexedAttention(MultiHeadLatentAttention):
         x: Float[Array, "b t d"],
         index: Float[Array, "b s 1 c"],
         tables: tuple[Array, Array] | None,
-        mask: Mask | Bool[Array, "..."],
-    ) -> Mask | Bool[Array, "..."]:
+        mask: AttentionMask,
+    ) -> AttentionMask:
         """Return the mask of the keys with the highest scores, of those that a mask shows."""
         return self.indexer(asking, x, index, tables, mask=mask, num_heads=self.config.num_heads)
 

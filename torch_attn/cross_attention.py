@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Never
 
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.types import Device
 
 from attn_bridge import validation
-from attn_bridge.masks import Mask, full
+from attn_bridge.masks import full
 from attn_bridge.specs import CrossAttentionConfig
 
 from . import functional
@@ -24,7 +24,7 @@ from .initial_weights import linear
 from .layer import Layer
 from .random import JaxRngs
 from .signatures import DType, typed_as
-from .signatures.attention import CachedOutput, CrossAttentionCall
+from .signatures.attention import AttentionMask, CachedOutput, CrossAttentionCall
 
 
 class CrossAttention(Layer):
@@ -68,7 +68,7 @@ class CrossAttention(Layer):
         x: Float[Tensor, "... t d"],
         *_misplaced: Never,
         context: Float[Tensor, "... s e"] | None = None,
-        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
     ) -> CachedOutput[KeyValueCache]:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 
-from attn_bridge import validation
+from attn_bridge import cache_validation
 from attn_bridge.generation import end_token, options_of
 from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.model import check_ids, tokens_of
@@ -25,10 +25,11 @@ from .blocks.alternating_updates import gather, spread
 from .blocks.decoder_block import DecoderBlock, make_norm
 from .checkpoints import Pretrained
 from .decoding import generation
-from .decoding.cache import SharedKeys, positions_of
+from .decoding.cache import SharedKeys
+from .decoding.token_positions import positions_of
 from .dropout import Dropout
 from .embedding import Embedding
-from .initial_weights import linear
+from .initial_weights import filled, linear
 from .layer import Layer
 from .losses import check_labels, mean_loss
 from .positions import sinusoids
@@ -94,7 +95,7 @@ class DecoderModel(Pretrained, Layer):
         if config.head_norm is not None:
             self.head_norm = make_norm(config.head_norm, **options)
         if config.head_bias:
-            self.out_bias = nn.Parameter(torch.zeros(config.vocab_size, device=device, dtype=dtype))
+            self.out_bias = filled(config.vocab_size, 0.0, **options)
         if not config.tie:
             self.out_head = linear(config.logit_width, config.vocab_size, bias=False, **options)
 
@@ -142,7 +143,7 @@ class DecoderModel(Pretrained, Layer):
         """
         tokens = tokens_of("tokens", tokens, input_ids)
         check_ids(functional.dtype_name(tokens, "tokens"), functional.shape_of(tokens), name="tokens")
-        validation.check_caches(cache, len(self.trf_blocks))
+        cache_validation.check_caches(cache, len(self.trf_blocks))
         attention_mask = functional.as_visible(attention_mask, "attention_mask")
         if labels is not None:
             check_labels(labels, tokens, "tokens", last_only)

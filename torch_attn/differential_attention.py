@@ -11,7 +11,7 @@ from typing import Never
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 
@@ -19,13 +19,14 @@ from attn_bridge.masks import Mask, as_mask
 from attn_bridge.specs import DifferentialAttentionConfig
 
 from . import functional
-from .decoding.cache import KeyValueCache, last_of_rows, positions_of
+from .decoding.cache import KeyValueCache
+from .decoding.token_positions import last_of_rows, positions_of
 from .initial_weights import linear, normal
 from .layer import Layer
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
 from .signatures import DType, typed_as
-from .signatures.attention import CachedAttentionCall, CachedOutput
+from .signatures.attention import AttentionMask, CachedAttentionCall, CachedOutput
 
 
 class DifferentialAttention(Layer):
@@ -76,7 +77,7 @@ class DifferentialAttention(Layer):
         self,
         x: Float[Tensor, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         positions: Int[Tensor, "... t"] | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
@@ -143,7 +144,7 @@ class DifferentialAttention(Layer):
         # The paper's fixed factor 1 - lambda_init: it aligns gradients with those of a plain transformer.
         return ((1.0 - start) * difference * torch.rsqrt(mean_square + self.config.norm_eps)).to(contexts.dtype)
 
-    def _by_pairs(self, attention_mask: Mask | Bool[Tensor, "..."] | None) -> Mask | None:
+    def _by_pairs(self, attention_mask: AttentionMask | None) -> Mask | None:
         """Return a mask whose heads, if it has several, are in the order of the pairs of keys."""
         if attention_mask is None:
             return None
@@ -171,5 +172,5 @@ def _beside_zeros(query: Float[Tensor, "n b t p g c"]) -> Float[Tensor, "b t h e
     zeros = torch.zeros_like(query[0])
     # Scores over both keys at once: zeros in the place of the other key leave each query its own. So one call of
     # attention computes both softmaxes, and values are read once.
-    padded = torch.stack([torch.cat([query[0], zeros], -1), torch.cat([zeros, query[1]], -1)], 3)
+    padded = torch.stack([functional.joined([query[0], zeros]), functional.joined([zeros, query[1]])], 3)
     return rearrange(padded, "b t p n g c -> b t (p n g) c")

@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.types import Device
 
+from attn_bridge.cache_validation import check_caches
 from attn_bridge.generation import end_token, options_of
 from attn_bridge.specs import EncoderDecoderConfig
 from attn_bridge.specs.encoder_decoder_model import check_batch, check_is_encoded, check_source_mask
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
-from attn_bridge.validation import check_caches
 
 from . import functional
 from .blocks.stack import Stack
 from .checkpoints import Pretrained
 from .decoding import generation
 from .embedding import Embedding
-from .initial_weights import linear
+from .initial_weights import filled, linear
 from .layer import Layer
 from .losses import check_labels, mean_loss
 from .random import JaxRngs, RandomSource
@@ -68,7 +68,7 @@ class EncoderDecoderModel(Pretrained, Layer):
         if not config.tie:
             self.out_head = linear(config.table_width, config.vocab_size, bias=False, **options)
         if config.logits_bias:
-            self.logits_bias = nn.Parameter(torch.zeros((1, config.vocab_size), device=device, dtype=dtype))
+            self.logits_bias = filled((1, config.vocab_size), 0.0, **options)
 
     @torch.no_grad()
     def _reset_own(self) -> None:

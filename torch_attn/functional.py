@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 
-from attn_bridge import misuse, validation
+from attn_bridge import cache_validation, misuse, validation
 from attn_bridge.foreign_names import names_ours
 from attn_bridge.masks import Mask, as_mask, counting_tokens
 from attn_bridge.masks.positions import Full
@@ -299,7 +299,7 @@ def as_batch(
     dtype = dtype_name(x, "x")
     validation.check_dense("x", x)
     validation.check_tokens(tuple(x.shape), dtype, d_in=d_in, context_length=context_length)
-    validation.check_cache(cache, "torch_attn", cached)
+    cache_validation.check_cache(cache, "torch_attn", cached)
     if layer is not None:
         check_dtype(x, layer)
     return x[None] if x.ndim == 2 else x
@@ -452,6 +452,16 @@ def root(square: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 def wide_dtype(x: Float[Tensor, "..."]) -> torch.dtype:
     """Return the dtype of values that 16 bits round too much, such as rotary tables: float32, float64 for float64."""
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def widen(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return an array in its `wide_dtype`."""
+    return x.to(wide_dtype(x))
+
+
+def joined(arrays: list[Tensor]) -> Tensor:
+    """Return arrays side by side along their last axis: channels of one token."""
+    return torch.cat(arrays, -1)
 
 
 def with_cache(result: Any, cache: object) -> Any:

@@ -6,8 +6,6 @@ The paper's C, B and h are query, key and value here. Twins: `jax_attn.gated_con
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor
 from torch.types import Device
 
 from attn_bridge.recurrence import check_form, choose_form
@@ -16,7 +14,7 @@ from attn_bridge.specs import GatedConvolutionConfig
 from .initial_weights import linear
 from .random import JaxRngs
 from .recurrent import recurrence
-from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Tokens, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .signatures import DType
 
@@ -54,7 +52,7 @@ class GatedConvolution(RecurrentLayer):
         self.conv1d = ShortConvolution(width, config.conv_size, use_bias, activate=False, **options)
         self.out_proj = linear(width, config.d_out, use_bias, **options)
 
-    def _read(self, batch: Float[Tensor, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
+    def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
         choose_form(form, batch.shape[1])
         state, _ = states
         products = recurrence.without(self.W_key(batch) * self.W_value(batch), visible)  # biases are no zeros

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.types import Device
 
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional
-from .initial_weights import linear, uniform
+from .initial_weights import filled, linear, uniform
 from .random import JaxRngs
 from .recurrent import recurrence
-from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Tokens, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
 from .signatures import DType
@@ -61,7 +60,7 @@ class GatedDeltaNet(RecurrentLayer):
         self.W_beta = linear(d_in, heads, bias=False, **options)
         self.W_alpha = linear(d_in, heads, bias=False, **options)
         self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **options)
-        self.dt_bias = nn.Parameter(torch.ones(heads, device=device, dtype=dtype))
+        self.dt_bias = filled(heads, 1.0, **options)
         self.A_log = nn.Parameter(torch.log(0.01 + 15.99 * uniform((heads,), **options)))
         self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
@@ -71,8 +70,8 @@ class GatedDeltaNet(RecurrentLayer):
         self.dt_bias.fill_(1.0)
         self.A_log.copy_(torch.log(0.01 + 15.99 * torch.rand_like(self.A_log)))
 
-    def _read(self, batch: Float[Tensor, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
-        mixed = torch.cat([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
+    def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
+        mixed = functional.joined([self.W_query(batch), self.W_key(batch), self.W_value(batch)])
         mixed, conv_state = self.conv1d(mixed, states[1])
         key_width = self.config.key_width
         # Keys of length 1: with a beta of 1, k k^T removes the value stored under k alone, and the state cannot grow.

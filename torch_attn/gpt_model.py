@@ -22,7 +22,7 @@ from . import functional
 from .blocks.feed_forward import FeedForward
 from .checkpoints import Pretrained
 from .decoding import generation
-from .decoding.cache import positions_of
+from .decoding.token_positions import positions_of
 from .dropout import Dropout
 from .embedding import Embedding
 from .initial_weights import ParameterOptions, linear

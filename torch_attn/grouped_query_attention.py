@@ -10,25 +10,25 @@ from typing import Never
 
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float, Int
+from torch import Tensor
 from torch.types import Device
 
 from attn_bridge import validation
-from attn_bridge.masks import Mask
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, RelativeBias, Rotary
 
 from . import functional
-from .decoding.cache import KeyValueCache, SharedKeys, View, last_of_rows, positions_of
+from .decoding.cache import KeyValueCache, SharedKeys, View
+from .decoding.token_positions import last_of_rows, positions_of
 from .dropout import Dropout
-from .initial_weights import linear
+from .initial_weights import filled, linear
 from .layer import Layer
 from .layer_norm import LayerNorm
 from .positions import alibi_bias, apply_rotary, apply_temperature, relative_bias, relative_buckets, rotary_tables
 from .random import JaxRngs
 from .rms_norm import RMSNorm
 from .signatures import DType, typed_as
-from .signatures.attention import CachedOutput, GroupedAttentionCall, SharedOutput
+from .signatures.attention import AttentionMask, CachedOutput, GroupedAttentionCall, SharedOutput
 
 
 class GroupedQueryAttention(Layer):
@@ -79,9 +79,9 @@ class GroupedQueryAttention(Layer):
         if config.context_norm is not None:
             self.context_norm = RMSNorm(context_width, config.context_norm, **options)
         if config.sinks:
-            self.sinks = nn.Parameter(torch.zeros(config.num_heads, device=device, dtype=dtype))
+            self.sinks = filled(config.num_heads, 0.0, **options)
         if config.own_table is not None:
-            self.relative_bias = nn.Parameter(torch.zeros(config.own_table, device=device, dtype=dtype))
+            self.relative_bias = filled(config.own_table, 0.0, **options)
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     @torch.no_grad()
@@ -98,7 +98,7 @@ class GroupedQueryAttention(Layer):
         self,
         x: Float[Tensor, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         positions: Int[Tensor, "... t"] | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,

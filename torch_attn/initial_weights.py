@@ -82,3 +82,15 @@ def normal(
         return torch.randn(shape, device=device, dtype=dtype)
     drawn = rngs.params.normal(shape, dtype or torch.get_default_dtype())
     return drawn.to(torch.get_default_device() if device is None else device)
+
+
+def filled(
+    shape: int | tuple[int, ...],
+    value: float,
+    *,
+    rngs: JaxRngs | None = None,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Parameter:
+    """Return a parameter of `shape` that starts with one value; it draws nothing."""
+    return nn.Parameter(torch.full((shape,) if isinstance(shape, int) else shape, value, device=device, dtype=dtype))

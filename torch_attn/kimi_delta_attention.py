@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.types import Device
 
 from attn_bridge.recurrence import CHANNEL_CHUNK_SIZE, check_form
@@ -20,7 +19,7 @@ from . import functional
 from .initial_weights import linear, uniform
 from .random import JaxRngs
 from .recurrent import decayed, recurrence
-from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Tokens, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
 from .signatures import DType
@@ -74,8 +73,8 @@ class KimiDeltaAttention(RecurrentLayer):
         self.dt_bias.copy_(decayed.initial_step_bias(torch.rand_like(self.dt_bias)))
         self.A_log.copy_(torch.log(1.0 + 15.0 * torch.rand_like(self.A_log)))
 
-    def _read(self, batch: Float[Tensor, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
-        mixed = torch.cat([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
+    def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
+        mixed = functional.joined([self.W_query(batch), self.W_key(batch), self.W_value(batch)])
         mixed, conv_state = self.conv1d(mixed, states[1])
         key_width = self.config.key_width
         query, key, value, alpha, gate = (

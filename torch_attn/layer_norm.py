@@ -71,7 +71,7 @@ class LayerNorm(Layer):
         """
         config = self.config
         x = functional.as_features(x, self.scale if config.affine else x, config.emb_dim)
-        wide = x.to(functional.wide_dtype(x))
+        wide = functional.widen(x)
         centred = wide - wide.mean(-1, keepdim=True)
         variance = (centred * centred).mean(-1, keepdim=True)
         normalised = centred / torch.sqrt(variance + config.eps)

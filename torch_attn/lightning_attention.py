@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.types import Device
 
-from attn_bridge.masks import Mask
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import LightningAttentionConfig
 
@@ -24,9 +22,10 @@ from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
 from .random import JaxRngs
 from .recurrent import decayed, recurrence
-from .recurrent.layer import RecurrentLayer
+from .recurrent.layer import RecurrentLayer, Tokens
 from .rms_norm import RMSNorm
 from .signatures import DType
+from .signatures.attention import AttentionMask
 
 
 class LightningAttention(RecurrentLayer):
@@ -66,8 +65,8 @@ class LightningAttention(RecurrentLayer):
 
     def _run(
         self,
-        batch: Float[Tensor, "B T d"],
-        attention_mask: Mask | Bool[Tensor, "B S"] | None,
+        batch: Tokens,
+        attention_mask: AttentionMask | None,
         cache: RecurrentCache | None,
         form: str | None,
     ) -> tuple[Tensor, RecurrentCache | None]:
@@ -77,9 +76,9 @@ class LightningAttention(RecurrentLayer):
 
     def _attend(
         self,
-        batch: Float[Tensor, "B T d"],
+        batch: Tokens,
         *,
-        attention_mask: Mask | Bool[Tensor, "B S"] | None,
+        attention_mask: AttentionMask | None,
         cache: RecurrentCache | None,
         form: str | None,
     ) -> tuple[Any, ...]:

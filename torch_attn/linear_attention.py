@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Never
 
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.types import Device
 
-from attn_bridge.masks import Mask, causal
+from attn_bridge.masks import causal
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import LinearAttentionConfig
 
@@ -24,7 +24,7 @@ from .layer import Layer
 from .random import JaxRngs
 from .recurrent import recurrence
 from .signatures import DType, typed_as
-from .signatures.attention import CachedOutput, LinearAttentionCall
+from .signatures.attention import AttentionMask, CachedOutput, LinearAttentionCall
 
 
 class LinearAttention(Layer):
@@ -68,7 +68,7 @@ class LinearAttention(Layer):
         self,
         x: Float[Tensor, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         positions: Int[Tensor, "... t"] | None = None,
         cache: RecurrentCache | None = None,
         return_weights: bool = False,

@@ -41,7 +41,7 @@ def mean_loss(
     """
     if not are_shifted:
         logits, labels = logits[:, :-1], labels[:, 1:]
-    wide = logits.to(functional.wide_dtype(logits)).flatten(0, 1)
+    wide = functional.widen(logits).flatten(0, 1)
     try:
         return nn.functional.cross_entropy(wide, labels.long().flatten(), ignore_index=IGNORED_LABEL)
     except IndexError:

@@ -15,11 +15,11 @@ from attn_bridge.recurrence import check_form
 from attn_bridge.specs import MambaConfig
 
 from . import functional
-from .initial_weights import linear, uniform
+from .initial_weights import filled, linear, uniform
 from .random import JaxRngs
 from .recurrent import decayed, recurrence, selective
 from .recurrent.gated_norm import GatedNorm
-from .recurrent.layer import LayerRead, RecurrentLayer, States, Visible
+from .recurrent.layer import LayerRead, RecurrentLayer, States, Tokens, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
 from .signatures import DType
@@ -67,7 +67,7 @@ class Mamba(RecurrentLayer):
         self.W_step_up = linear(rank, width, False, **options)
         self.dt_bias = nn.Parameter(decayed.initial_step_bias(uniform((width,), **options)))
         self.A_log = nn.Parameter(selective.initial_rates(width, state, device=device, dtype=dtype))
-        self.D = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
+        self.D = filled(width, 1.0, **options)
         self.norm = GatedNorm(width, order="none", **options)
         self.out_proj = linear(width, config.d_out, config.bias, **options)
 
@@ -77,7 +77,7 @@ class Mamba(RecurrentLayer):
         self.A_log.copy_(selective.initial_rates(*self.A_log.shape))
         self.D.fill_(1.0)
 
-    def _read(self, batch: Float[Tensor, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
+    def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
         value = recurrence.without(self.W_value(batch), visible)  # a bias of the projection is no zero
         value, conv_state = self.conv1d(value, states[1])
         value = recurrence.without(value, visible)

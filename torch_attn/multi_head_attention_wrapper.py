@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Never
 
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.types import Device
 
-from attn_bridge.masks import Mask, causal
+from attn_bridge.masks import causal
 from attn_bridge.specs import MultiHeadAttentionWrapperConfig
 
 from . import functional
@@ -22,7 +22,7 @@ from .dropout import Dropout
 from .layer import Layer
 from .random import JaxRngs
 from .signatures import DType, typed_as
-from .signatures.attention import AttentionCall, Output
+from .signatures.attention import AttentionCall, AttentionMask, Output
 
 
 class MultiHeadAttentionWrapper(Layer):
@@ -79,7 +79,7 @@ class MultiHeadAttentionWrapper(Layer):
         self,
         x: Float[Tensor, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         return_weights: bool = False,
     ) -> Output:
         """Attend in every head from every token to itself and to earlier tokens.

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Never
 
-import torch
 from einops import einsum, rearrange, repeat
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.types import Device
 
-from attn_bridge.masks import Mask
 from attn_bridge.specs import MultiHeadLatentAttentionConfig
 
 from . import functional
-from .decoding.cache import KeyValueCache, last_of_rows, positions_of
+from .decoding.cache import KeyValueCache
+from .decoding.token_positions import last_of_rows, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
 from .layer import Layer
@@ -27,7 +26,7 @@ from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
 from .rms_norm import RMSNorm
 from .signatures import DType, typed_as
-from .signatures.attention import CachedOutput, LatentAttentionCall
+from .signatures.attention import AttentionMask, CachedOutput, LatentAttentionCall
 
 
 class MultiHeadLatentAttention(Layer):
@@ -78,7 +77,7 @@ class MultiHeadLatentAttention(Layer):
         self,
         x: Float[Tensor, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         positions: Int[Tensor, "... t"] | None = None,
         cache: KeyValueCache | None = None,
         absorbed: bool | None = None,
@@ -121,7 +120,7 @@ class MultiHeadLatentAttention(Layer):
             query_rope = apply_rotary(query_rope, *tables, config.position.pairing)
             # Rotated before the cache holds it: positions of earlier tokens are not needed again.
             key_rope = apply_rotary(key_rope, *tables, config.position.pairing)
-        latent, mask = torch.cat([latent, key_rope], -1), config.mask.restrict(attention_mask)
+        latent, mask = functional.joined([latent, key_rope]), config.mask.restrict(attention_mask)
         index = self._index_keys(batch, tables, latent)
         if cache is not None:
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": last_of_rows(at)}
@@ -154,8 +153,8 @@ class MultiHeadLatentAttention(Layer):
         x: Float[Tensor, "b t d"],
         index: Float[Tensor, "b s 1 c"],
         tables: tuple[Tensor, Tensor] | None,
-        mask: Mask | Bool[Tensor, "..."],
-    ) -> Mask | Bool[Tensor, "..."]:
+        mask: AttentionMask,
+    ) -> AttentionMask:
         """Return the mask of the keys to attend to, of those that a mask shows: all of them."""
         return mask
 
@@ -172,7 +171,7 @@ class MultiHeadLatentAttention(Layer):
         key_nope = rearrange(self.W_key(plain), "b s (h c) -> b s h c", h=config.num_heads)
         value = rearrange(self.W_value(plain), "b s (h c) -> b s h c", h=config.num_heads)
         key_rope = repeat(latent[..., config.latent_dim :], "b s 1 c -> b s h c", h=config.num_heads)
-        query, key = torch.cat([query_nope, query_rope], -1), torch.cat([key_nope, key_rope], -1)
+        query, key = functional.joined([query_nope, query_rope]), functional.joined([key_nope, key_rope])
         return functional.as_pair(functional.dot_product_attention(query, key, value, **options))
 
     def _absorbed(
@@ -192,7 +191,7 @@ class MultiHeadLatentAttention(Layer):
         # there is a rotation by position, so that part stays apart (section 2.1.3).
         to_key = rearrange(functional.matrix(self.W_key, latent, width), "l (h c) -> l h c", h=heads)
         to_value = rearrange(functional.matrix(self.W_value, latent, width), "l (h c) -> l h c", h=heads)
-        query = torch.cat([einsum(query_nope, to_key, "b t h c, l h c -> b t h l"), query_rope], -1)
+        query = functional.joined([einsum(query_nope, to_key, "b t h c, l h c -> b t h l"), query_rope])
         result = functional.dot_product_attention(query, latent, latent, **options)
         context, weights = functional.as_pair(result)
         return einsum(context[..., :width], to_value, "b t h l, l h c -> b t h c"), weights

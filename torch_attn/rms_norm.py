@@ -66,7 +66,7 @@ class RMSNorm(Layer):
         """
         config = self.config
         x = functional.as_features(x, self.scale if config.affine else x, config.emb_dim)
-        wide = x.to(functional.wide_dtype(x))
+        wide = functional.widen(x)
         normalised = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + config.eps)
         if not config.affine:
             return normalised.to(x.dtype)

@@ -9,11 +9,10 @@ from typing import Never
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.types import Device
 
-from attn_bridge.masks import Mask
 from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
@@ -21,7 +20,7 @@ from .initial_weights import uniform
 from .layer import Layer
 from .random import JaxRngs, check_rngs
 from .signatures import DType, typed_as
-from .signatures.attention import AttentionCall, Output
+from .signatures.attention import AttentionCall, AttentionMask, Output
 
 
 class SelfAttention_v1(Layer):
@@ -73,7 +72,7 @@ class SelfAttention_v1(Layer):
         self,
         x: Float[Tensor, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         return_weights: bool = False,
     ) -> Output:
         """Attend from every token to every token.

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Never
 
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.types import Device
 
-from attn_bridge.masks import Mask
 from attn_bridge.specs import SelfAttentionV2Config
 
 from . import functional
@@ -20,7 +19,7 @@ from .initial_weights import linear
 from .layer import Layer
 from .random import JaxRngs
 from .signatures import DType, typed_as
-from .signatures.attention import AttentionCall, Output
+from .signatures.attention import AttentionCall, AttentionMask, Output
 
 
 class SelfAttention_v2(Layer):
@@ -67,7 +66,7 @@ class SelfAttention_v2(Layer):
         self,
         x: Float[Tensor, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        attention_mask: AttentionMask | None = None,
         return_weights: bool = False,
     ) -> Output:
         """Attend from every token to every token.

@@ -6,11 +6,10 @@ s key position, c channel of the indexer's key, l channel of the latent, q chann
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.types import Device
 
-from attn_bridge.masks import Mask
 from attn_bridge.specs import SparseIndexedAttentionConfig
 
 from . import functional
@@ -19,6 +18,7 @@ from .lightning_indexer import LightningIndexer
 from .multi_head_latent_attention import MultiHeadLatentAttention
 from .random import JaxRngs
 from .signatures import DType
+from .signatures.attention import AttentionMask
 
 
 class SparseIndexedAttention(MultiHeadLatentAttention):
@@ -65,8 +65,8 @@ class SparseIndexedAttention(MultiHeadLatentAttention):
         x: Float[Tensor, "b t d"],
         index: Float[Tensor, "b s 1 c"],
         tables: tuple[Tensor, Tensor] | None,
-        mask: Mask | Bool[Tensor, "..."],
-    ) -> Mask | Bool[Tensor, "..."]:
+        mask: AttentionMask,
+    ) -> AttentionMask:
         """Return the mask of the keys with the highest scores, of those that a mask shows."""
         return self.indexer(asking, x, index, tables, mask=mask, num_heads=self.config.num_heads)
 

@@ -43,7 +43,7 @@ class Activation(nnx.Module):
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Apply it to every element; inside in float32, in float64 for float64 input."""
-        return ACTIVATIONS[self.name](x.astype(functional.wide_dtype(x))).astype(x.dtype)
+        return ACTIVATIONS[self.name](functional.widen(x)).astype(x.dtype)
 
 
 XIELU_START = {"alpha_p": math.log(math.expm1(0.8)), "alpha_n": math.log(math.expm1(0.3)), "beta": 0.5, "eps": -1e-6}
@@ -67,7 +67,7 @@ class XIELU(nnx.Module):
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Apply it to every element; inside in float32, in float64 for float64 input."""
-        wide = x.astype(functional.wide_dtype(x))
+        wide = functional.widen(x)
         alpha_p, alpha_n, beta, eps = (getattr(self, name)[...].astype(wide.dtype) for name in XIELU_START)
         beta, eps = jax.lax.stop_gradient(beta), jax.lax.stop_gradient(eps)
         positive = jax.nn.softplus(alpha_p) * wide * wide

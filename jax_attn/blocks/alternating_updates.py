@@ -16,7 +16,7 @@ from jaxtyping import Float
 from attn_bridge.specs import AlternatingUpdatesConfig
 
 from .. import functional
-from ..initial_weights import linear
+from ..initial_weights import filled, linear
 from ..random import Rngs
 from ..rms_norm import RMSNorm
 
@@ -45,7 +45,7 @@ class AlternatingUpdates(nnx.Module):
         self.config = config
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         streams = config.num_streams
-        self.corrected_scale = nnx.Param(jnp.zeros(config.d_in, param_dtype))
+        self.corrected_scale = filled(config.d_in, 0.0, **options)
         self.correction = linear(streams, streams, bias=False, **options)
         self.prediction = linear(streams, streams * streams, bias=False, **options)
         self.stream_router = linear(config.d_in, streams, bias=False, **options)
@@ -76,7 +76,7 @@ class AlternatingUpdates(nnx.Module):
     def _route(self, active: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
         """Return a number between -1 and 1 for each stream."""
         routed = self.stream_router(self.stream_norm(active) * self.config.d_in**-1.0)
-        return jnp.tanh(routed.astype(functional.wide_dtype(routed))).astype(routed.dtype)
+        return jnp.tanh(functional.widen(routed)).astype(routed.dtype)
 
 
 def spread(x: Float[Array, "b t d"], projections: nnx.List) -> Float[Array, "b t n d"]:

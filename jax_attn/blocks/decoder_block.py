@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, TypeAlias, get_args
 
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
@@ -23,9 +22,9 @@ from ..dropout import Dropout
 from ..gated_convolution import GatedConvolution
 from ..gated_delta_net import GatedDeltaNet
 from ..grouped_query_attention import GroupedQueryAttention
-from ..initial_weights import linear
+from ..initial_weights import filled, linear
 from ..kimi_delta_attention import KimiDeltaAttention
-from ..layer import Layer, LayerOptions, Unpack, takes_mode
+from ..layer import Layer, LayerOptions, Unpack
 from ..layer_norm import LayerNorm
 from ..lightning_attention import LightningAttention
 from ..linear_attention import LinearAttention
@@ -102,7 +101,7 @@ class DecoderBlock(Layer):
         if config.updates is not None:
             self.altup = AlternatingUpdates(config.updates, **options)
         if config.scaled:
-            self.scalar = nnx.Param(jnp.ones(1, param_dtype))
+            self.scalar = filled(1, 1.0, **options)
         for name in config.norm_names:
             setattr(self, name, make_norm(config.norm, **options))
         self.drop_shortcut = Dropout(config.dropout, rngs=rngs)
@@ -113,7 +112,6 @@ class DecoderBlock(Layer):
         return getattr(self, self.config.attention_name)
 
     @typed_as(BlockCall)
-    @takes_mode
     def __call__(
         self,
         x: Float[Array, "B T D"],

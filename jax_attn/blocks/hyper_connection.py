@@ -71,7 +71,7 @@ class HyperConnection(nnx.Module):
         """
         config = self.config
         config.check_streams(functional.shape_of(streams), functional.dtype_name(streams, "streams"))
-        wide = streams.astype(functional.wide_dtype(streams))
+        wide = functional.widen(streams)
         # A norm without a scale only divides: behind the projection, it leaves that the streams as they are.
         raw = functional.widened(self.projection, rearrange(streams, "... n d -> ... (n d)"))
         raw = raw * jax.lax.rsqrt((wide * wide).mean((-2, -1))[..., None] + config.norm_eps)

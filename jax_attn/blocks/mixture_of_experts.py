@@ -21,7 +21,7 @@ from attn_bridge.specs import MixtureOfExpertsConfig
 
 from .. import functional
 from ..decoding import running
-from ..initial_weights import linear
+from ..initial_weights import filled, linear
 from ..random import Rngs
 from ..rms_norm import RMSNorm
 from .feed_forward import GatedFeedForward
@@ -50,9 +50,9 @@ class MixtureOfExperts(nnx.Module):
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.router = linear(config.d_in, config.num_experts, config.router.bias, **options)
         if config.router.correction:
-            self.router.correction_bias = nnx.Param(jnp.zeros(config.num_experts, param_dtype))
+            self.router.correction_bias = filled(config.num_experts, 0.0, **options)
         if config.router.expert_scales:
-            self.router.expert_scale = nnx.Param(jnp.ones(config.num_experts, param_dtype))
+            self.router.expert_scale = filled(config.num_experts, 1.0, **options)
         if config.router.norm is not None:
             norm = config.router.norm
             self.router_norm = RMSNorm(norm.emb_dim, norm.eps, norm.unit_offset, norm.affine, **options)
@@ -141,7 +141,7 @@ class MixtureOfExperts(nnx.Module):
             weights.append(jnp.take_along_axis(shares, best, -1))
             is_best = best == jnp.arange(self.config.num_experts)
             rest = jnp.where(is_best, -jnp.inf, rest)
-        return jnp.concatenate(chosen, -1), jnp.concatenate(weights, -1)
+        return functional.joined(chosen), functional.joined(weights)
 
     def _in_best_groups(self, preferred: Float[Array, "n e"]) -> Float[Array, "n e"]:
         """Return the scores of the experts in each token's best groups; all others are minus infinity."""

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from attn_bridge.specs import StackConfig
 
 from .. import functional
-from ..decoding.cache import positions_of
+from ..decoding.token_positions import positions_of
 from ..dropout import Dropout
 from ..embedding import Embedding
 from ..initial_weights import ParameterOptions

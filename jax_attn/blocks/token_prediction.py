@@ -15,7 +15,7 @@ from attn_bridge.specs import TokenPredictionConfig
 
 from .. import functional
 from ..initial_weights import linear
-from ..layer import Layer, LayerOptions, Unpack, takes_mode
+from ..layer import Layer, LayerOptions, Unpack
 from ..random import Rngs
 from ..signatures.attention import LayerCache
 from .decoder_block import DecoderBlock, make_norm
@@ -58,7 +58,6 @@ class TokenPrediction(Layer):
         self.trf_block = DecoderBlock(config.block, **options)
         self.final_norm = make_norm(norm, **options)
 
-    @takes_mode
     def __call__(
         self,
         x: Float[Array, "B T D"],
@@ -83,7 +82,7 @@ class TokenPrediction(Layer):
         if functional.shape_of(following) != functional.shape_of(x):
             shapes = functional.shape_of(following), functional.shape_of(x)
             raise ValueError(f"following {shapes[0]} must have the shape of x {shapes[1]}")
-        x = self.projection(jnp.concatenate([self.token_norm(following), self.state_norm(x)], -1))
+        x = self.projection(functional.joined([self.token_norm(following), self.state_norm(x)]))
         return self.trf_block(x, attention_mask=attention_mask, positions=positions, cache=cache)
 
     def init_cache(self, batch_size: int, capacity: int) -> LayerCache:

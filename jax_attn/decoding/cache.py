@@ -12,7 +12,6 @@ import bisect
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +19,8 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
-from attn_bridge import validation
+from attn_bridge import cache_validation, validation
 from attn_bridge.masks import ArrayMask, Mask, causal, full, left_padding
-from attn_bridge.specs import Rotary
 
 from .. import functional, implementations
 from ..operations import writing
@@ -116,7 +114,7 @@ class KeyValueCache:
         Raises:
             ValueError: a size below 1.
         """
-        slots = validation.check_cache_sizes(batch_size, capacity, rolling)
+        slots = cache_validation.check_cache_sizes(batch_size, capacity, rolling)
         value_dim = head_dim if value_dim is None else value_dim
         return cls(
             jnp.zeros((batch_size, slots, num_kv_heads, head_dim), dtype),
@@ -160,8 +158,8 @@ class KeyValueCache:
             ValueError: more tokens than the capacity, or shapes that do not fit. A jit knows the number of tokens so
                 far, and whether a mask is for as many, only when it runs: it raises then, and its results are NaN.
         """
-        validation.check_cached(self.key.shape, key.shape)
-        validation.check_cached(self.value.shape, value.shape)
+        cache_validation.check_cached(self.key.shape, key.shape)
+        cache_validation.check_cached(self.value.shape, value.shape)
         if self.adaptive and self.key.dtype != key.dtype:
             widened = self.key.astype(key.dtype), self.value.astype(value.dtype)
             return dataclasses.replace(self, key=widened[0], value=widened[1]).append(
@@ -170,7 +168,7 @@ class KeyValueCache:
         key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
         first, tokens = self.length, key.shape[1]
         earlier = int(first) if running.is_known(first) else None
-        validation.check_room(earlier or 0, tokens, self.capacity)
+        cache_validation.check_room(earlier or 0, tokens, self.capacity)
         if positions is None:
             positions = first + jnp.arange(tokens, dtype=jnp.int32)
         dtype = functional.dtype_name(positions, "positions")
@@ -209,9 +207,9 @@ class KeyValueCache:
         Raises:
             ValueError: more tokens than the capacity, or shapes that do not fit.
         """
-        validation.check_cached(self.key.shape, key.shape)
-        validation.check_cached(self.value.shape, value.shape)
-        validation.check_room(0, key.shape[1], self.capacity)
+        cache_validation.check_cached(self.key.shape, key.shape)
+        cache_validation.check_cached(self.value.shape, value.shape)
+        cache_validation.check_room(0, key.shape[1], self.capacity)
         cache = self.trim(0)
         hidden, _ = cache._split(full(), attention_mask, key.shape[1])
         return cache.append(key, value, mask=full(), attention_mask=hidden)[0]
@@ -240,7 +238,7 @@ class KeyValueCache:
         tokens = key.shape[1]
 
         def check(first: int) -> None:
-            validation.check_room(first, tokens, self.capacity)
+            cache_validation.check_room(first, tokens, self.capacity)
             self._check_hidden(hidden, first + tokens)
             self._check_mask(mask, num_heads, tokens, first + tokens)
 
@@ -261,7 +259,7 @@ class KeyValueCache:
         """Check the ``(B, S)`` mask of padding, if any, against all tokens; None is a number that is not known yet."""
         if hidden is not None:
             shape, dtype = hidden.shape, functional.dtype_name(hidden)
-            validation.check_mask_of_cache(shape, dtype, self.key.shape[0], length, self.capacity)
+            cache_validation.check_mask_of_cache(shape, dtype, self.key.shape[0], length, self.capacity)
 
     def _is_hidden_of(self, hidden: Array | None, length: Array) -> Array | bool:
         """Return what `_check_hidden` checks, for a number of tokens that a jit knows when it runs."""
@@ -416,12 +414,12 @@ class KeyValueCache:
         validation.check_integer("length", length)
         slots, key, value = self.key.shape[1], self.key, self.value
         if running.is_known(self.length, length):
-            validation.check_trim(length, int(self.length), slots, self.rolling)
+            cache_validation.check_trim(length, int(self.length), slots, self.rolling)
         elif not running.is_known(length) or length != 0:
             fits = (length >= 0) & (length <= self.length)
             if self.rolling:
                 fits = fits & ((self.length <= slots) | (length == 0) | (length == self.length))
-            check = functools.partial(validation.check_trim, slots=slots, rolling=self.rolling)
+            check = functools.partial(cache_validation.check_trim, slots=slots, rolling=self.rolling)
             fits = running.raise_unless(fits, check, length, self.length)
             key, value = jnp.where(fits, key, jnp.nan), jnp.where(fits, value, jnp.nan)
         length = jnp.clip(jnp.asarray(length, jnp.int32), 0, self.length)
@@ -462,64 +460,3 @@ def _masked_view(stored: Sequence[Array], cache: KeyValueCache, tokens: int, num
     allowed = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape) & visible[:, None, None, :]
     # Beyond the capacity, nobody shall miss the NaN.
     return View(key, value, ArrayMask(allowed | (cache.length > cache.capacity)), positions)
-
-
-def positions_of(
-    x: Float[Array, "B T D"],
-    positions: Int[Array, "... T"] | None = None,
-    cache: Any = None,
-    attention_mask: Mask | Bool[Array, "..."] | None = None,
-    position: object = None,
-) -> Int[Array, "... T"]:
-    """Return the positions of the tokens of `x`: those given, or numbers that continue those in the cache.
-
-    A row that is padded on the left counts from its first token, as without padding; its padding has position 0.
-
-    Args:
-        x: ``(B, T, D)``.
-        positions: ``(T,)`` or ``(B, T)``, or ``(rows, B, T)`` for a `Rotary` with axes; None numbers the tokens.
-        cache: cache of earlier tokens; a cache without positions continues its length.
-        attention_mask: a bool array ``(B, S)``, ``False`` for padding, or a mask with one; others change nothing.
-        position: of the config.
-
-    Raises:
-        TypeError: positions that are not integers.
-        ValueError: positions of another shape, or none for a `Rotary` of images.
-    """
-    batch, tokens, _ = x.shape
-    rows = position.num_rows if isinstance(position, Rotary) else 0
-    every_row = isinstance(position, Rotary) and position.is_of_image
-    if positions is not None:
-        dtype = functional.dtype_name(positions, "positions")
-        shape = functional.shape_of(positions)
-        validation.check_positions(shape, dtype, batch, tokens, rows, every_row=every_row)
-        return functional.signed(positions)
-    validation.check_rows_given((rows, batch, tokens) if every_row else None)
-    length = 0 if cache is None else cache.length
-    numbers = jnp.arange(tokens, dtype=jnp.int32)
-    continues = hasattr(cache, "positions") and not (running.is_known(length) and int(length) == 0)
-    first = cache.next_positions() if continues else length
-    padding = _left_padding(attention_mask, batch)
-    if padding is None:
-        return first + numbers
-    if continues:  # from positions that were given, too; only the padding that is left is in front
-        return first + jnp.maximum(numbers - jnp.maximum(padding - length, 0), 0)
-    return jnp.maximum(first + numbers - padding, 0)
-
-
-def last_of_rows(positions: Int[Array, "... T"]) -> Int[Array, "... T"]:
-    """Return one position per token, ``(T,)`` or ``(B, T)``: of several rows ``(rows, B, T)`` the largest.
-
-    Text behind an image continues from the largest position of its last token (Qwen2-VL, arXiv 2409.12191).
-    """
-    return positions.max(0) if positions.ndim == 3 else positions
-
-
-def _left_padding(attention_mask: Mask | Array | None, batch: int) -> Int[Array, "B 1"] | None:
-    """Return how many keys a mask hides as padding in front of each sequence; None for a mask without padding."""
-    if attention_mask is None:
-        return None
-    padding: Array | None = left_padding(functional.as_placed(attention_mask))
-    if padding is None or not validation.is_one_of(padding.shape[0], (1, batch)):
-        return None
-    return padding.astype(jnp.int32)

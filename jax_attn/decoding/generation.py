@@ -200,7 +200,7 @@ def pick(logits: Float[Array, "B V"], numbers: Float[Array, "B"], options: Optio
     """
     if options.temperature is None:
         return logits.argmax(-1)
-    logits = logits.astype(functional.wide_dtype(logits))
+    logits = functional.widen(logits)
     logits = (logits - logits.max(-1, keepdims=True)) / options.temperature
     if options.top_k is not None:
         least = jnp.sort(logits, -1, descending=True)[:, options.top_k - 1, None]

@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from attn_bridge import validation
+from attn_bridge import cache_validation
 from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_states, check_trim
 from attn_bridge.validation import check_integer
 
@@ -114,7 +114,7 @@ class RecurrentCache:
         check_room(length or 0, tokens, self.capacity)
         if mask_shape is not None:
             so_far = None if length is None else length + tokens
-            validation.check_mask_of_cache(mask_shape, "bool", rows, so_far, self.capacity)
+            cache_validation.check_mask_of_cache(mask_shape, "bool", rows, so_far, self.capacity)
 
     def advance(
         self, state: Float[Array, "B H D Dv"], conv_state: Float[Array, "B K-1 C"] | None, tokens: int

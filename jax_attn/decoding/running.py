@@ -19,7 +19,7 @@ from jax.interpreters import batching, mlir
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Int
 
-from attn_bridge import validation
+from attn_bridge import cache_validation
 
 from .. import functional
 
@@ -96,11 +96,11 @@ def known_rows(indices: Int[Array, "B"], rows: int) -> Int[Array, "B"]:
     """
     shape, dtype = tuple(indices.shape), functional.dtype_name(indices, "indices")
     if is_known(indices):
-        validation.check_reorder(shape, dtype, rows, np.asarray(indices).tolist())
+        cache_validation.check_reorder(shape, dtype, rows, np.asarray(indices).tolist())
         return jnp.asarray(indices)
-    validation.check_reorder(shape, dtype, rows)
+    cache_validation.check_reorder(shape, dtype, rows)
     inside = (indices >= 0) & (indices < rows)
-    check = functools.partial(validation.check_reorder, shape, dtype, rows)
+    check = functools.partial(cache_validation.check_reorder, shape, dtype, rows)
     fits = raise_unless(inside.all(), check, indices)
     # A negative one would count from the end. `fits` changes nothing; without it, nothing would need the check.
     return jnp.where(inside & (fits | ~inside.all()), indices, rows)

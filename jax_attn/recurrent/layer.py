@@ -11,14 +11,15 @@ from typing import Never, TypeAlias
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from attn_bridge.masks import Mask
-
 from .. import functional
 from ..decoding.recurrent_cache import RecurrentCache
-from ..layer import Layer, takes_mode
+from ..layer import Layer
 from ..signatures import typed_as
-from ..signatures.attention import RecurrentCall
+from ..signatures.attention import AttentionMask, RecurrentCall
 from . import recurrence
+
+Tokens: TypeAlias = Float[Array, "B T d"]
+"""The tokens of a call."""
 
 Visible: TypeAlias = Bool[Array, "B T"] | None
 """The tokens that are not padding; None if all are."""
@@ -42,12 +43,11 @@ class RecurrentLayer(Layer):
     form: str | None
 
     @typed_as(RecurrentCall)
-    @takes_mode
     def __call__(
         self,
         x: Float[Array, "... t d"],
         *_misplaced: Never,
-        attention_mask: Mask | Bool[Array, "B S"] | None = None,
+        attention_mask: AttentionMask | None = None,
         positions: Int[Array, "... t"] | None = None,
         cache: RecurrentCache | None = None,
         form: str | None = None,
@@ -77,8 +77,8 @@ class RecurrentLayer(Layer):
 
     def _run(
         self,
-        batch: Float[Array, "B T d"],
-        attention_mask: Mask | Bool[Array, "B S"] | None,
+        batch: Tokens,
+        attention_mask: AttentionMask | None,
         cache: RecurrentCache | None,
         form: str | None,
     ) -> tuple[Array, RecurrentCache | None]:
@@ -91,7 +91,7 @@ class RecurrentLayer(Layer):
         output, (state, conv_state) = self._read(recurrence.without(batch, visible), visible, states, form)
         return output, cache if cache is None else cache.advance(state, conv_state, batch.shape[1])
 
-    def _read(self, batch: Float[Array, "B T d"], visible: Visible, states: States, form: str | None) -> LayerRead:
+    def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
         """Return the output of the tokens, in which padding is zeros, and the states that they leave."""
         raise NotImplementedError
 

@@ -135,7 +135,7 @@ def linear_attention(
 
 def unit_length(x: Float[Array, "... c"], eps: float = 1e-6) -> Float[Array, "... c"]:
     """Divide vectors by ``sqrt(sum of squares + eps)``, in float32, in float64 for float64 input."""
-    wide = x.astype(functional.wide_dtype(x))
+    wide = functional.widen(x)
     return wide * jax.lax.rsqrt((wide * wide).sum(-1, keepdims=True) + eps)
 
 
@@ -151,7 +151,7 @@ def log_decay(
 def positive_features(x: Float[Array, "... c"]) -> Float[Array, "... c"]:
     """Return ``elu(x) + 1``, above 0, in float32, in float64 for float64 input."""
     # Where x is negative that is its exponential, and 1 would swallow it if it were added and subtracted.
-    wide = x.astype(functional.wide_dtype(x))
+    wide = functional.widen(x)
     return jnp.where(wide > 0, wide + 1.0, jnp.exp(jnp.where(wide > 0, 0.0, wide)))
 
 
@@ -160,7 +160,7 @@ def relative_features(x: Float[Array, "... c"]) -> Float[Array, "... c"]:
 
     So a query far below zero in all channels has non-zero features, and a gradient that does not overflow.
     """
-    wide = x.astype(functional.wide_dtype(x))
+    wide = functional.widen(x)
     top = jax.lax.stop_gradient(wide).max(-1, keepdims=True)
     low = jnp.exp(jnp.where(wide > 0, 0.0, wide) - jnp.minimum(top, 0.0))
     return jnp.where(wide > 0, wide + 1.0, low) / (jnp.maximum(top, 0.0) + 1.0)

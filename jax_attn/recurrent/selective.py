@@ -66,7 +66,7 @@ def selective_scan(
 
 def mean_square_one(x: Float[Array, "... d"], eps: float) -> Float[Array, "... d"]:
     """Divide vectors by ``sqrt(mean of squares + eps)``, in float32, in float64 for float64 input."""
-    wide = x.astype(functional.wide_dtype(x))
+    wide = functional.widen(x)
     return (wide * lax.rsqrt((wide * wide).mean(-1, keepdims=True) + eps)).astype(x.dtype)
 
 

@@ -185,11 +185,11 @@ def equal_lines(jax_source: str, torch_source: str) -> tuple[int, int]:
     return 2 * sum(block.size for block in blocks), len(ours) + len(theirs)
 
 
-def test_variants_and_models_share_four_lines_in_five():
+def test_variants_and_models_share_82_percent_of_their_lines():
     names = sorted({f"{variant.file}.py" for variant in specs.VARIANTS} | {"bert_encoder.py", "gpt_model.py"})
     counts = {name: equal_lines((JAX / name).read_text(), (TORCH / name).read_text()) for name in names}
     equal, lines = (sum(column) for column in zip(*counts.values(), strict=True))
-    assert equal / lines >= 0.80, {name: round(same / total, 2) for name, (same, total) in counts.items()}
+    assert equal / lines >= 0.82, {name: round(same / total, 2) for name, (same, total) in counts.items()}
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ SIZES = "self, d_in, d_out, context_length"
 
 DRIFTS = {
     "argument renamed": (
-        "attention_mask: Mask",
-        "padding_mask: Mask",
+        "attention_mask: AttentionMask",
+        "padding_mask: AttentionMask",
         [
             "-def forward(self, x, _misplaced, attention_mask=None, return_weights=False)",
             "+def forward(self, x, _misplaced, padding_mask=None, return_weights=False)",

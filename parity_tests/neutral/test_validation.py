@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attn_bridge import validation
+from attn_bridge import cache_validation, validation
 from attn_bridge.validation import MAX_INDEX
 from attn_parity.training import arguments
 
@@ -352,10 +352,19 @@ REFUSED = [
 ]
 
 
+FILES = tuple(Path(module.__file__) for module in (validation, cache_validation))
+CHECKS = {
+    name: value
+    for module in (validation, cache_validation)
+    for name, value in vars(module).items()
+    if name.startswith("check_")
+}
+
+
 def call(check, values):
     """Call a check with its arguments; those by name come last, as a dictionary."""
     named = values[-1] if len(values) > 1 and isinstance(values[-1], dict) else {}
-    return getattr(validation, check)(*values[: len(values) - bool(named)], **named)
+    return CHECKS[check](*values[: len(values) - bool(named)], **named)
 
 
 @pytest.mark.parametrize("check", TAKEN)
@@ -365,11 +374,11 @@ def test_a_check_takes_what_fits(check):
 
 
 def refusal(check, values):
-    """Return the error of a call that is refused, and the line that raised it."""
+    """Return the error of a call that is refused, and the file and the line that raised it."""
     with pytest.raises((TypeError, ValueError)) as caught:
         call(check, values)
-    frames = [entry for entry in caught.traceback if entry.path == Path(validation.__file__)]
-    return caught.value, frames[-1].lineno + 1
+    frames = [entry for entry in caught.traceback if entry.path in FILES]
+    return caught.value, (frames[-1].path, frames[-1].lineno + 1)
 
 
 @pytest.mark.parametrize("check", TAKEN)
@@ -382,10 +391,10 @@ def test_a_check_refuses_what_does_not_fit(check):
 
 
 def test_every_check_and_every_raise_has_its_row():
-    assert {name for name in vars(validation) if name.startswith("check_")} == TAKEN.keys()
+    assert CHECKS.keys() == TAKEN.keys()
     reached = {refusal(check, values)[1] for check, values, _ in REFUSED}
-    nodes = ast.walk(ast.parse(Path(validation.__file__).read_text(encoding="utf-8")))
-    assert reached == {node.lineno for node in nodes if isinstance(node, ast.Raise)}
+    nodes = ((path, node) for path in FILES for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    assert reached == {(path, node.lineno) for path, node in nodes if isinstance(node, ast.Raise)}
 
 
 WHOLE = "must be a whole number of at least"

@@ -20,7 +20,7 @@ from ..random import JaxRngs
 
 
 def _quick_gelu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    wide = x.to(functional.wide_dtype(x))
+    wide = functional.widen(x)
     return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
 
 
@@ -79,7 +79,7 @@ class XIELU(Layer):
 
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Apply it to every element; inside in float32, in float64 for float64 input."""
-        wide = x.to(functional.wide_dtype(x))
+        wide = functional.widen(x)
         alpha_p, alpha_n, beta, eps = (getattr(self, name).to(wide.dtype) for name in XIELU_START)
         beta, eps = beta.detach(), eps.detach()
         positive = nn.functional.softplus(alpha_p) * wide * wide

@@ -15,7 +15,7 @@ from torch.types import Device
 from attn_bridge.specs import AlternatingUpdatesConfig
 
 from .. import functional
-from ..initial_weights import linear
+from ..initial_weights import filled, linear
 from ..layer import Layer
 from ..random import JaxRngs
 from ..rms_norm import RMSNorm
@@ -47,7 +47,7 @@ class AlternatingUpdates(Layer):
         self.config = config
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         streams = config.num_streams
-        self.corrected_scale = nn.Parameter(torch.zeros(config.d_in, device=device, dtype=dtype))
+        self.corrected_scale = filled(config.d_in, 0.0, **options)
         self.correction = linear(streams, streams, bias=False, **options)
         self.prediction = linear(streams, streams * streams, bias=False, **options)
         self.stream_router = linear(config.d_in, streams, bias=False, **options)
@@ -82,7 +82,7 @@ class AlternatingUpdates(Layer):
     def _route(self, active: Float[Tensor, "b t d"]) -> Float[Tensor, "b t n"]:
         """Return a number between -1 and 1 for each stream."""
         routed = self.stream_router(self.stream_norm(active) * self.config.d_in**-1.0)
-        return torch.tanh(routed.to(functional.wide_dtype(routed))).to(routed.dtype)
+        return torch.tanh(functional.widen(routed)).to(routed.dtype)
 
 
 def spread(x: Float[Tensor, "b t d"], projections: nn.ModuleList) -> Float[Tensor, "b t n d"]:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.types import Device
 
 from attn_bridge.specs import DecoderBlockConfig, LayerNormConfig, MixtureOfExpertsConfig, RMSNormConfig, variant_of
@@ -22,7 +22,7 @@ from ..dropout import Dropout
 from ..gated_convolution import GatedConvolution
 from ..gated_delta_net import GatedDeltaNet
 from ..grouped_query_attention import GroupedQueryAttention
-from ..initial_weights import linear
+from ..initial_weights import filled, linear
 from ..kimi_delta_attention import KimiDeltaAttention
 from ..layer import Layer
 from ..layer_norm import LayerNorm
@@ -101,7 +101,7 @@ class DecoderBlock(Layer):
         if config.updates is not None:
             self.altup = AlternatingUpdates(config.updates, **options)
         if config.scaled:
-            self.scalar = nn.Parameter(torch.ones(1, device=device, dtype=dtype))
+            self.scalar = filled(1, 1.0, **options)
         for name in config.norm_names:
             setattr(self, name, make_norm(config.norm, **options))
         self.drop_shortcut = Dropout(config.dropout, rngs=rngs)

@@ -77,7 +77,7 @@ class HyperConnection(Layer):
         """
         config = self.config
         config.check_streams(functional.shape_of(streams), functional.dtype_name(streams, "streams"))
-        wide = streams.to(functional.wide_dtype(streams))
+        wide = functional.widen(streams)
         # A norm without a scale only divides: behind the projection, it leaves that the streams as they are.
         raw = functional.widened(self.projection, rearrange(streams, "... n d -> ... (n d)"))
         raw = raw * torch.rsqrt((wide * wide).mean((-2, -1))[..., None] + config.norm_eps)

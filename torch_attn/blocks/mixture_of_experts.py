@@ -16,7 +16,7 @@ from attn_bridge.specs import MixtureOfExpertsConfig
 
 from .. import functional
 from ..implementations.second_derivatives import in_vmap
-from ..initial_weights import linear
+from ..initial_weights import filled, linear
 from ..layer import Layer
 from ..random import JaxRngs
 from ..rms_norm import RMSNorm
@@ -47,9 +47,9 @@ class MixtureOfExperts(Layer):
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         self.router = linear(config.d_in, config.num_experts, config.router.bias, **options)
         if config.router.correction:
-            self.router.correction_bias = nn.Parameter(torch.zeros(config.num_experts, device=device, dtype=dtype))
+            self.router.correction_bias = filled(config.num_experts, 0.0, **options)
         if config.router.expert_scales:
-            self.router.expert_scale = nn.Parameter(torch.ones(config.num_experts, device=device, dtype=dtype))
+            self.router.expert_scale = filled(config.num_experts, 1.0, **options)
         if config.router.norm is not None:
             norm = config.router.norm
             self.router_norm = RMSNorm(norm.emb_dim, norm.eps, norm.unit_offset, norm.affine, **options)
@@ -145,7 +145,7 @@ class MixtureOfExperts(Layer):
             weights.append(torch.gather(shares, -1, best))
             is_best = best == torch.arange(self.config.num_experts, device=best.device)
             rest = torch.where(is_best, -torch.inf, rest)
-        return torch.cat(chosen, -1), torch.cat(weights, -1)
+        return functional.joined(chosen), functional.joined(weights)
 
     def _in_best_groups(self, preferred: Float[Tensor, "n e"]) -> Float[Tensor, "n e"]:
         """Return the scores of the experts in each token's best groups; all others are minus infinity."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attn_bridge.specs import StackConfig
 
 from .. import functional
-from ..decoding.cache import positions_of
+from ..decoding.token_positions import positions_of
 from ..dropout import Dropout
 from ..embedding import Embedding
 from ..initial_weights import ParameterOptions

@@ -82,7 +82,7 @@ class TokenPrediction(Layer):
         if functional.shape_of(following) != functional.shape_of(x):
             shapes = functional.shape_of(following), functional.shape_of(x)
             raise ValueError(f"following {shapes[0]} must have the shape of x {shapes[1]}")
-        x = self.projection(torch.cat([self.token_norm(following), self.state_norm(x)], -1))
+        x = self.projection(functional.joined([self.token_norm(following), self.state_norm(x)]))
         return self.trf_block(x, attention_mask=attention_mask, positions=positions, cache=cache)
 
     def init_cache(self, batch_size: int, capacity: int) -> LayerCache:

@@ -9,16 +9,14 @@ a value.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.types import Device
 
-from attn_bridge import validation
+from attn_bridge import cache_validation, validation
 from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full, left_padding
-from attn_bridge.specs import Rotary
 
 from .. import functional
 from ..shards import beside
@@ -111,7 +109,7 @@ class KeyValueCache:
         Raises:
             ValueError: a size below 1.
         """
-        slots = validation.check_cache_sizes(batch_size, capacity, rolling)
+        slots = cache_validation.check_cache_sizes(batch_size, capacity, rolling)
         value_dim = head_dim if value_dim is None else value_dim
         # In memory the slots of a head follow one another, which is how the kernels read them.
         key, value = (
@@ -159,10 +157,10 @@ class KeyValueCache:
         Raises:
             ValueError: more tokens than the capacity, or shapes that do not fit.
         """
-        validation.check_cached(tuple(self.key.shape), tuple(key.shape))
-        validation.check_cached(tuple(self.value.shape), tuple(value.shape))
+        cache_validation.check_cached(tuple(self.key.shape), tuple(key.shape))
+        cache_validation.check_cached(tuple(self.value.shape), tuple(value.shape))
         first, tokens = self.length, key.shape[1]
-        validation.check_room(first, tokens, self.capacity)
+        cache_validation.check_room(first, tokens, self.capacity)
         length = first + tokens
         if positions is None:
             positions = torch.arange(first, length, device=key.device)
@@ -206,9 +204,9 @@ class KeyValueCache:
         Raises:
             ValueError: more tokens than the capacity, or shapes that do not fit; the cache is then unchanged.
         """
-        validation.check_cached(tuple(self.key.shape), tuple(key.shape))
-        validation.check_cached(tuple(self.value.shape), tuple(value.shape))
-        validation.check_room(0, key.shape[1], self.capacity)
+        cache_validation.check_cached(tuple(self.key.shape), tuple(key.shape))
+        cache_validation.check_cached(tuple(self.value.shape), tuple(value.shape))
+        cache_validation.check_room(0, key.shape[1], self.capacity)
         hidden, _ = self._split(full(), attention_mask, key.shape[1])
         return self.trim(0).append(key, value, mask=full(), attention_mask=hidden)[0]
 
@@ -254,7 +252,7 @@ class KeyValueCache:
         array = placed.array
         if array.ndim == 2:
             shape, dtype = tuple(array.shape), functional.dtype_name(array)
-            validation.check_mask_of_cache(shape, dtype, self.key.shape[0], length, self.capacity)
+            cache_validation.check_mask_of_cache(shape, dtype, self.key.shape[0], length, self.capacity)
             functional.look_at_mask(array, (self.key.shape[0], 1, 0, self.capacity))
             return array, mask
         return None, mask.restrict(array[..., :length] if array.ndim else array)
@@ -336,7 +334,7 @@ class KeyValueCache:
             ValueError: `length` is below 0 or above that of the cache, or a rolling cache has forgotten tokens it
                 needs.
         """
-        validation.check_trim(length, self.length, self.key.shape[1], self.rolling)
+        cache_validation.check_trim(length, self.length, self.key.shape[1], self.rolling)
         if not self.rolling:
             self.visible[:, length:].fill_(True)
         self.padding.clamp_(max=length)
@@ -352,7 +350,7 @@ class KeyValueCache:
         """
         dtype = functional.dtype_name(indices, "indices")
         rows = () if torch.compiler.is_compiling() else indices.tolist()
-        validation.check_reorder(tuple(indices.shape), dtype, self.key.shape[0], rows)
+        cache_validation.check_reorder(tuple(indices.shape), dtype, self.key.shape[0], rows)
         for array in (self.key, self.value, self.positions, self.visible, self.padding):
             array.copy_(array[beside(indices, array)])
         return self
@@ -363,62 +361,3 @@ register(
     ("key", "value", "positions", "visible", "padding", "length"),
     ("capacity", "rolling", "padded", "adaptive"),
 )
-
-
-def positions_of(
-    x: Float[Tensor, "B T D"],
-    positions: Int[Tensor, "... T"] | None = None,
-    cache: Any = None,
-    attention_mask: Mask | Bool[Tensor, "..."] | None = None,
-    position: object = None,
-) -> Int[Tensor, "... T"]:
-    """Return the positions of the tokens of `x`: those given, or numbers that continue those in the cache.
-
-    A row that is padded on the left counts from its first token, as without padding; its padding has position 0.
-
-    Args:
-        x: ``(B, T, D)``.
-        positions: ``(T,)`` or ``(B, T)``, or ``(rows, B, T)`` for a `Rotary` with axes; None numbers the tokens.
-        cache: cache of earlier tokens; a cache without positions continues its length.
-        attention_mask: a bool array ``(B, S)``, ``False`` for padding, or a mask with one; others change nothing.
-        position: of the config.
-
-    Raises:
-        TypeError: positions that are not integers.
-        ValueError: positions of another shape, or none for a `Rotary` of images.
-    """
-    batch, tokens, _ = x.shape
-    rows = position.num_rows if isinstance(position, Rotary) else 0
-    every_row = isinstance(position, Rotary) and position.is_of_image
-    if positions is not None:
-        dtype = functional.dtype_name(positions, "positions")
-        shape = functional.shape_of(positions)
-        validation.check_positions(shape, dtype, batch, tokens, rows, every_row=every_row)
-        return functional.signed(positions)
-    validation.check_rows_given((rows, batch, tokens) if every_row else None)
-    length = 0 if cache is None else cache.length
-    numbers = torch.arange(tokens, device=x.device)
-    continues = length and hasattr(cache, "positions")
-    first = cache.next_positions() if continues else length
-    padding = _left_padding(attention_mask, batch, x.device)
-    if padding is None:
-        return first + numbers
-    if continues:  # from positions that were given, too; only the padding that is left is in front
-        return first + torch.clamp(numbers - torch.clamp(padding - length, min=0), min=0)
-    return torch.clamp(first + numbers - padding, min=0)
-
-
-def last_of_rows(positions: Int[Tensor, "... T"]) -> Int[Tensor, "... T"]:
-    """Return one position per token, ``(T,)`` or ``(B, T)``: of several rows ``(rows, B, T)`` the largest.
-
-    Text behind an image continues from the largest position of its last token (Qwen2-VL, arXiv 2409.12191).
-    """
-    return positions.amax(0) if positions.ndim == 3 else positions
-
-
-def _left_padding(attention_mask: object, batch: int, device: Device) -> Int[Tensor, "B 1"] | None:
-    """Return how many keys a mask hides as padding in front of each sequence; None for a mask without padding."""
-    if attention_mask is None:
-        return None
-    padding: Tensor | None = left_padding(functional.as_placed(attention_mask, device))
-    return padding if padding is not None and validation.is_one_of(padding.shape[0], (1, batch)) else None

@@ -146,7 +146,7 @@ def pick(logits: Float[Tensor, "B V"], numbers: Float[Tensor, "B"], options: Opt
     """
     if options.temperature is None:
         return logits.argmax(-1)
-    logits = logits.to(functional.wide_dtype(logits))
+    logits = functional.widen(logits)
     logits = (logits - logits.amax(-1, keepdim=True)) / options.temperature
     if options.top_k is not None:
         least = torch.sort(logits, -1, descending=True).values[:, options.top_k - 1, None]

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.types import Device
 
-from attn_bridge import validation
+from attn_bridge import cache_validation
 from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_states, check_trim
 
 from .. import functional
@@ -96,7 +96,7 @@ class RecurrentCache:
             check_states(tuple(self.state.shape), conv_shape, shapes)
         check_room(self.length, tokens, self.capacity)
         if mask_shape is not None:
-            validation.check_mask_of_cache(mask_shape, "bool", rows, self.length + tokens, self.capacity)
+            cache_validation.check_mask_of_cache(mask_shape, "bool", rows, self.length + tokens, self.capacity)
         return self
 
     def advance(
@@ -127,7 +127,7 @@ class RecurrentCache:
         """
         dtype = functional.dtype_name(indices, "indices")
         rows_of_indices = () if torch.compiler.is_compiling() else indices.tolist()
-        validation.check_reorder(tuple(indices.shape), dtype, self.state.shape[0], rows_of_indices)
+        cache_validation.check_reorder(tuple(indices.shape), dtype, self.state.shape[0], rows_of_indices)
         indices = beside(indices, self.state)
         conv_state = None if self.conv_state is None else self.conv_state[indices]
         return self._become(self.state[indices], conv_state, self.length)

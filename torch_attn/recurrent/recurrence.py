@@ -136,7 +136,7 @@ def linear_attention(
 
 def unit_length(x: Float[Tensor, "... c"], eps: float = 1e-6) -> Float[Tensor, "... c"]:
     """Divide vectors by ``sqrt(sum of squares + eps)``, in float32, in float64 for float64 input."""
-    wide = x.to(functional.wide_dtype(x))
+    wide = functional.widen(x)
     return wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + eps)
 
 
@@ -153,7 +153,7 @@ def log_decay(
 def positive_features(x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
     """Return ``elu(x) + 1``, above 0, in float32, in float64 for float64 input."""
     # Where x is negative that is its exponential, and 1 would swallow it if it were added and subtracted.
-    wide = x.to(functional.wide_dtype(x))
+    wide = functional.widen(x)
     return torch.where(wide > 0, wide + 1.0, torch.exp(wide.clamp(max=0.0)))
 
 
@@ -162,7 +162,7 @@ def relative_features(x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
 
     So a query far below zero in all channels has non-zero features, and a gradient that does not overflow.
     """
-    wide = x.to(functional.wide_dtype(x))
+    wide = functional.widen(x)
     top = wide.detach().amax(-1, keepdim=True)
     low = torch.exp(wide.clamp(max=0.0) - top.clamp(max=0.0))
     return torch.where(wide > 0, wide + 1.0, low) / (top.clamp(min=0.0) + 1.0)

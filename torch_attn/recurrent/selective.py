@@ -76,7 +76,7 @@ def selective_scan(
 
 def mean_square_one(x: Float[Tensor, "... d"], eps: float) -> Float[Tensor, "... d"]:
     """Divide vectors by ``sqrt(mean of squares + eps)``, in float32, in float64 for float64 input."""
-    wide = x.to(functional.wide_dtype(x))
+    wide = functional.widen(x)
     return (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 

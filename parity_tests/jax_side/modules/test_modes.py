@@ -55,3 +55,12 @@ def test_a_call_has_its_own_mode_and_random_numbers(name):
 def test_every_class_takes_a_mode(name):
     taken = inspect.signature(getattr(jax_attn, name).__call__).parameters
     assert {"deterministic", "rngs"} <= set(taken) or name in ("LayerNorm", "RMSNorm")
+
+
+def test_a_subclass_that_hands_its_keywords_on_takes_a_mode():
+    class Noted(jax_attn.GroupedQueryAttention):
+        def __call__(self, x, **options):
+            return super().__call__(x, **options)
+
+    module, x = Noted(ATTENTION, rngs=nnx.Rngs(0)), arguments("GroupedQueryAttention")
+    np.testing.assert_array_equal(module(x, deterministic=True), nnx.view(module, deterministic=True)(x))

@@ -220,7 +220,7 @@ def test_running_past_the_capacity_is_an_error(rolling):
 def test_beyond_the_capacity_a_compiled_step_gives_nan(monkeypatch):
     """Even where the message of the error is never asked for."""
     twin = twins("alibi, window")[1]
-    monkeypatch.setattr("attn_bridge.validation.check_room", lambda *sizes: None)
+    monkeypatch.setattr("attn_bridge.cache_validation.check_room", lambda *sizes: None)
     with jax.enable_x64(True):
         _, cache = twin(np.ones((1, 5, WIDTH)), cache=twin.init_cache(1, 5))
         output, _ = nnx.jit(lambda module, x, cache: module(x, cache=cache))(twin, np.ones((1, 2, WIDTH)), cache)
