@@ -19,8 +19,8 @@ from . import adapters, configs, containers, manifest, quantised, rewritten_conf
 from .containers.base import CheckpointError, Reader, TensorInfo
 from .containers.files import PIECE, File, bad
 from .containers.remote import is_remote
-from .containers.remote.targets import open_target, put
 from .containers.sources import inside, open_file
+from .containers.writing import open_target, put
 from .elements import Elements
 from .manifest import DIGEST, new_digest
 from .planning import kept_name
@@ -93,7 +93,8 @@ def accompany(
         one.info.name: {"dtype": one.info.dtype, "shape": list(one.info.shape), DIGEST: digests[one.info.name]}
         for one in plan.targets
     }
-    packed = quantised.dequantised_in(reader.base if isinstance(reader, adapters.Merged) else reader)
+    base = reader.base if isinstance(reader, adapters.Merged) else reader
+    packed = quantised.dequantised_in(base) if plan.scales else None
     made_of: dict[str, Any] = {
         "layout": plan.source_layout,
         "format": plan.source_format,

@@ -360,10 +360,10 @@ def as_transformers(config: Mapping[str, object], shapes: Mapping[str, Shape]) -
         config: the source's config.
         shapes: name -> shape of the source's tensors, which supply sizes that an original's config leaves out.
     """
+    if isinstance(config.get("model_type"), str):
+        return config
     transformers_config = originals.to_transformers(config)
-    if transformers_config is not None:
-        return originals.fitted(transformers_config, shapes)
-    return config if isinstance(config.get("model_type"), str) else None
+    return None if transformers_config is None else originals.fitted(transformers_config, shapes)
 
 
 def with_defaults(config: Mapping[str, object]) -> Mapping[str, object]:

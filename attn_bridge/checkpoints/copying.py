@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import usable_cores
-from ..weights.changes import NO_STEPS, Steps
+from ..weights.placements import NO_STEPS, Steps
 from .containers.writing import Threads
 
 Array = np.ndarray

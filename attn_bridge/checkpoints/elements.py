@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..weights import LazyArray, Region, slices
-from ..weights.changes import Steps, rounded, wider
+from ..weights.placements import Steps, rounded, wider
 from .containers.base import Reader, numpy_dtype
 from .containers.writing import PAGE
 from .copying import Move, apply, blocks, boxed, move_of, pieces, source_runs

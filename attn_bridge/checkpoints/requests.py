@@ -18,7 +18,7 @@ from .containers import remote
 from .containers.base import CheckpointError, Reader
 from .manifest import Manifest
 from .options import ConvertOptions, PathLike
-from .planning import heads
+from .planning import model_checks
 from .planning.plans import Plan, is_float
 from .selection import Selection, select
 
@@ -164,7 +164,7 @@ def _merged(reader: Reader, dequantize: bool, dtype: str, adapter: str | os.Path
         becomes = dict.fromkeys(base.quantised, usual)
     else:
         quantised.check_plain(reader, config)
-    tied = heads.tied_by(config, {name: info.shape for name, info in base.tensors.items()})
+    tied = model_checks.tied_by(config, {name: info.shape for name, info in base.tensors.items()})
     opened = adapters.LoraAdapter.open(remote.to_path(adapter))
     if tied and not dequantize:
         base, before = adapters.untied(base, opened, config), base

@@ -17,10 +17,10 @@ from ..weights.placements import LayoutError, Placement, SettingError, Shape
 from ..weights.rows import Row
 from . import book_models, chapter3, fitting
 from .derived import known
+from .family import Scoped
 from .layout import DecodedTensors, Encoded, Layout, Settings
 from .libraries import flax_transformers, gemma_linen, gguf, keras_hub, maxtext, tunix, vllm
 from .ours import OWN
-from .scope import Scoped
 from .tables import table
 from .unknown_names import advice, strangers
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from .changes import Change
-from .placements import LayoutError, Placement, SettingError, Shape
+from .placements import Change, LayoutError, Placement, SettingError, Shape
 from .templates import KINDS, fill, match, placeholders
 
 Check = Callable[[Shape, int, np.ndarray], bool]

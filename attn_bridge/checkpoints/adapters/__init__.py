@@ -4,6 +4,7 @@
 each of its tensors, and `Merged` is the base with the adapter in it.
 """
 
-from .reader import LoraAdapter, Merged, check_base, untied, without_adapter
+from .reader import LoraAdapter, Merged, untied
+from .unmerged import check_base, without_adapter
 
 __all__ = ["LoraAdapter", "Merged", "check_base", "untied", "without_adapter"]

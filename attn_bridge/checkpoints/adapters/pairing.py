@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -11,9 +10,7 @@ from ...printable import printable
 from ..containers.base import CheckpointError, TensorInfo
 from ..containers.files import bad
 from .config import BY_PEFT, LoraConfig
-
-FRONT = "base_model.model."
-"""Prefix that PEFT adds to the names of the model."""
+from .unmerged import FRONT, check_of_peft
 
 ENDINGS = {
     ".lora_A.weight": ("down", ".weight"),
@@ -112,21 +109,6 @@ def pair(
         change = AdapterChange(name, layer, replacement, down, up, vector, magnitude)
         changes[name] = _change(path, change, adapter, config, base[name])
     return _turned(path, changes, adapter, config, base, model)
-
-
-OF_KOHYA = re.compile(r"lora_(unet|te)\w*\.(alpha|lora_(down|up|mid)\.weight|hada_w\w+|lokr_w\w+|dora_scale)")
-"""Names of the adapters that Kohya's scripts train, whose layers are named with underscores."""
-
-
-def check_of_peft(path: Path, name: str) -> None:
-    """Refuse a tensor of an adapter for diffusion models.
-
-    Raises:
-        CheckpointError: Kohya's scripts name it.
-    """
-    if OF_KOHYA.fullmatch(name):
-        raise bad(path, f"{printable(name)} is of an adapter of Kohya's scripts for a diffusion model and is not "
-                  "merged; load_lora_weights and fuse_lora of diffusers merge it")  # fmt: skip
 
 
 def parsed(path: Path, name: str) -> tuple[str, str, str]:

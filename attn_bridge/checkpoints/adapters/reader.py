@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from ...printable import printable, shell_word
-from ...weights.changes import rounded
+from ...printable import printable
+from ...weights.placements import rounded
 from ..containers import open_reader
-from ..containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
-from ..containers.files import bad, boxes, check_range, listed, parse_json
+from ..containers.base import Array, Reader, TensorInfo, numpy_dtype
+from ..containers.files import bad, boxes, check_range, listed
 from ..containers.remote import is_there
 from ..containers.sources import inside, read_file
 from ..manifest import new_digest
-from ..readers import Filtered, Renamed, Wrapped
+from ..readers import Renamed, Wrapped
 from .config import CONFIG, MAX_BYTES, LoraConfig, check_there
-from .pairing import FLOATS, FRONT, OF_TABLES, AdapterChange, check_of_peft, pair, parsed
+from .pairing import FLOATS, OF_TABLES, AdapterChange, pair, parsed
+from .unmerged import FILES
 
 SHOWN = 3
 """Number of layers that a note names."""
@@ -69,15 +70,6 @@ def check_complete(
 def _any_below(names: Collection[str], module: str) -> bool:
     return any(f".{module}." in f".{name}" for name in names)
 
-
-FILES = ("adapter_model.safetensors", "adapter_model.bin")
-"""Files of an adapter's tensors, the first of them that exists."""
-
-FILES_OF_MLX = ("adapters.safetensors",)
-"""Files of the tensors of mlx_lm's adapters, which are refused by name."""
-
-PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
-"""Parts of the names of an adapter's tensors; a model that is not merged has the adapter's name behind them."""
 
 PIECE = 1 << 23
 """Bytes of an adapter's tensor that are checked at a time."""
@@ -357,53 +349,3 @@ TABLES = ("model.embed_tokens.weight", "language_model.embed_tokens.weight", "tr
 
 def _cast(info: TensorInfo, dtype: str) -> TensorInfo:
     return TensorInfo(info.name, dtype if dtype and info.dtype in FLOATS else info.dtype, info.shape, info.file)
-
-
-def without_adapter(reader: Reader) -> Reader:
-    """Return a base without the files of adapters that are in its folder."""
-    names = [name for name, info in reader.tensors.items() if info.file in FILES]
-    return Filtered(reader, names, ()) if names and len(names) < len(reader.tensors) else reader
-
-
-def check_base(reader: Reader, *, takes_any_names: bool) -> None:
-    """Refuse an adapter without its base, and a base in whose files an adapter is not merged.
-
-    Args:
-        reader: the source.
-        takes_any_names: whether the names of the target are those of the source, whatever they are.
-
-    Raises:
-        CheckpointError: tensors are an adapter's.
-    """
-    adapter_path = printable(str(reader.path), 400)
-    folder = shell_word(str(reader.path if reader.path.is_dir() else reader.path.parent))
-    if without_adapter(reader) is not reader:
-        raise CheckpointError(
-            f"{adapter_path} holds a model and an adapter of peft for it: --adapter {folder} merges it, and --drop "
-            f"{shell_word(FRONT + '*')} leaves it out"
-        )
-    if takes_any_names:
-        return
-    above = reader.path if reader.path.is_dir() else reader.path.parent
-    files = {info.file or reader.path.name for info in reader.tensors.values()}
-    if files and files <= {*FILES, *FILES_OF_MLX} and is_there(above / CONFIG):
-        config = read_file(inside(above, CONFIG, above), above, MAX_BYTES)
-        LoraConfig.of(above / CONFIG, config)  # refuses other methods by name
-        model = parse_json(config, above / CONFIG, "config").get("base_model_name_or_path")
-        base = f" ({printable(model, 80)})" if isinstance(model, str) and model else ""
-        raise CheckpointError(
-            f"{adapter_path} is an adapter of peft, without its base{base}; convert the base with --adapter {folder}"
-        )
-    for name in reader.tensors:
-        check_of_peft(reader.path, name)
-    if not any(f".{part}." in f"{name}." for name in reader.tensors for part in PARTS):
-        return
-    if any(".base_layer." in name for name in reader.tensors):
-        raise CheckpointError(
-            f"{adapter_path} has a model and an adapter of peft that is not merged, without its alpha; save what "
-            "merge_and_unload() of peft returns, and convert that"
-        )
-    if all(name.startswith(FRONT) for name in reader.tensors):
-        raise CheckpointError(
-            f"{adapter_path} is an adapter of peft, without its base; convert the base with --adapter {folder}"
-        )

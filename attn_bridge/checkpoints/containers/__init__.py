@@ -48,7 +48,7 @@ _READERS = {
     "dcp": ("dcp.reader", "DcpReader"),
     "gguf": ("gguf.reader", "GgufReader"),
     "pickle": ("pickles.arrays", "PickledReader"),
-    "equinox": ("equinox", "EquinoxReader"),
+    "equinox": ("npz", "EquinoxReader"),
     "keras": ("keras.reader", "KerasReader"),
 }
 """Name of a format -> module and name of its reader."""

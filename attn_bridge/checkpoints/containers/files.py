@@ -12,16 +12,13 @@ import stat
 import sys
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...printable import printable
 from ...whole_files import JsonObject
-from .base import MAX_AXES, MAX_HEADER, MAX_TENSORS, Array, CheckpointError, DiskFullError, TensorInfo, numpy_dtype
-from .links import READING, LinkError, open_below
+from .base import MAX_AXES, MAX_HEADER, MAX_TENSORS, CheckpointError, DiskFullError, TensorInfo
 
 DTYPES = frozenset(
     {
@@ -176,6 +173,94 @@ def parse_json(data: bytes | memoryview, path: object, what: str) -> Any:
         raise bad(path, f"the {what} is no JSON: {printable(error)}") from None
     except ValueError:  # Python's advice is to raise a limit of its own
         raise bad(path, f"the {what} has a number of more than {sys.get_int_max_str_digits()} digits") from None
+
+
+# ---- files of a folder, which no link may lead out of
+
+
+READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Flags of files: a pipe is opened without a wait for its other end, and refused then."""
+
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC | os.O_DIRECTORY
+"""Flags of folders on the way: with O_PATH, one that may be entered need not be readable."""
+
+_IS_LINK = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
+"""Errors of opening a link with O_NOFOLLOW: ENOTDIR together with O_DIRECTORY, EMLINK on FreeBSD."""
+
+
+class LinkError(Exception):
+    """A path is a link out of its folder; the message is the end of a sentence about the file."""
+
+
+def resolve(path: Path) -> Path:
+    """Return where a path leads to, after all links.
+
+    Raises:
+        OSError: it is a link to itself.
+    """
+    try:
+        target = path.resolve()
+    except RuntimeError:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+    if target.is_symlink():  # how Python 3.13 and later resolve a loop
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return target
+
+
+def resolve_below(folder: Path, path: Path) -> tuple[Path, Path]:
+    """Return where a file of a folder really is, and the folder that holds it.
+
+    The hub's cache is the only exception where a link may lead out: from ``snapshots/<revision>`` to the ``blobs`` of
+    the same repository.
+
+    Raises:
+        LinkError: it is somewhere else.
+    """
+    try:
+        root, real = resolve(folder), resolve(path)
+    except OSError as error:
+        why = "has too long a name" if error.errno == errno.ENAMETOOLONG else "is a link to itself"
+        raise LinkError(why) from None
+    if real.is_relative_to(root):
+        return real, root
+    for above in root.parents:
+        if above.name == "snapshots" and real.parent == above.parent / "blobs":
+            return real, real.parent
+    raise LinkError("is a link out of its folder; put a copy of the file there")
+
+
+def open_below(folder: Path, path: Path) -> int:
+    """Open a file of a folder for reading, and return the descriptor.
+
+    Links within the folder are followed. The opened file is the one that was checked: each folder on the way is opened
+    without following links, so that a link created in the meantime is refused.
+
+    Raises:
+        LinkError: the path leads out of the folder.
+        OSError: the file does not exist, or can't be opened.
+    """
+    parts = path.relative_to(folder).parts
+    if ".." in parts:
+        raise LinkError("is not named as one of its folder")
+    try:
+        return _open_without_links(folder, parts)
+    except OSError as error:
+        if error.errno not in _IS_LINK:
+            raise
+    real, root = resolve_below(folder, path)
+    return _open_without_links(root, real.relative_to(root).parts)
+
+
+def _open_without_links(folder: Path, parts: tuple[str, ...]) -> int:
+    current = os.open(folder, _FOLDER)
+    try:
+        for part in parts[:-1]:
+            below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=current)
+            os.close(current)
+            current = below
+        return os.open(parts[-1], READING | os.O_NOFOLLOW, dir_fd=current)
+    finally:
+        os.close(current)
 
 
 # ---- reading
@@ -342,104 +427,3 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[slice, 
         yield (slice(first, whole),)
     if stop % rows:
         yield from boxes(shape, whole * rows, stop)
-
-
-# ---- tensors that lie in another order than C's
-
-
-PART = 1 << 24
-"""Bytes that are read at a time, where a single element of the longest stride has no more."""
-
-
-def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides, in elements, of an array in C order."""
-    return tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def is_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether the elements are contiguous in C order."""
-    if 0 in shape:
-        return True
-    wanted = c_strides(shape)
-    return all(size == 1 or one == other for size, one, other in zip(shape, strides, wanted, strict=True))
-
-
-def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return from how many elements on a tensor's elements come, first to last."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def gather(
-    read: Callable[[int, int], bytes | memoryview],
-    dtype: np.dtype,
-    shape: Sequence[int],
-    strides: Sequence[int],
-) -> Array:
-    """Return a tensor in C order.
-
-    Args:
-        read: returns bytes by (start, count), with start relative to the tensor's first element.
-        dtype: of its elements.
-        shape: its shape.
-        strides: its strides in elements, none negative.
-    """
-    whole = np.empty(tuple(shape), dtype)
-
-    def fill(into: Array, shape: list[int], first: int) -> None:
-        # Cut along the axis of the longest stride: the span of each part is shortest then.
-        axis = max((axis for axis, size in enumerate(shape) if size > 1), key=lambda axis: strides[axis], default=None)
-        span = extent(shape, strides)
-        if axis is None or span * dtype.itemsize <= PART:
-            data = np.frombuffer(read(first * dtype.itemsize, span * dtype.itemsize), dtype)
-            steps = [stride * dtype.itemsize for stride in strides]
-            into[...] = np.lib.stride_tricks.as_strided(data, shape, steps)
-            return
-        rest = (extent([*shape[:axis], 1, *shape[axis + 1 :]], strides) - 1) * dtype.itemsize
-        step = max(1, (PART - rest) // max(strides[axis] * dtype.itemsize, 1))
-        for begin in range(0, shape[axis], step):
-            end = min(begin + step, shape[axis])
-            where = (slice(None),) * axis + (slice(begin, end),)
-            fill(into[where], [*shape[:axis], end - begin, *shape[axis + 1 :]], first + begin * strides[axis])
-
-    if whole.size:
-        fill(whole, list(shape), 0)
-    return whole
-
-
-class StridedTensor:
-    """A tensor that is read in C order; its copy is held in memory where the file has another order.
-
-    Args:
-        info: its name, dtype and shape.
-        read: returns bytes by (start, count), with start relative to the tensor's first element.
-        strides: its strides in elements, none negative.
-        is_swapped: whether its numbers are big-endian.
-    """
-
-    def __init__(
-        self,
-        info: TensorInfo,
-        read: Callable[[int, int], bytes | memoryview],
-        strides: Sequence[int],
-        *,
-        is_swapped: bool = False,
-    ):
-        self.info, self._read, self._strides, self._is_swapped = info, read, strides, is_swapped
-        self._is_plain = not is_swapped and is_c_order(info.shape, strides)
-        self._gathered: memoryview | None = None
-
-    def read(self, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes ``start:stop`` of its elements in C order."""
-        if self._is_plain:
-            return self._read(start, stop - start) if stop > start else b""
-        if self._gathered is None:
-            whole = gather(self._read, np.dtype(f"V{self.info.itemsize}"), self.info.shape, self._strides)
-            whole = whole.view(numpy_dtype(self.info.dtype)).byteswap() if self._is_swapped else whole
-            self._gathered = whole.reshape(-1).view("uint8").data
-        return self._gathered[start:stop]
-
-    def release(self) -> None:
-        """Free its copy in C order."""
-        self._gathered = None

@@ -1,4 +1,4 @@
-"""NumPy's archives of arrays, ``.npz``, as ``np.load`` reads them."""
+"""Arrays as `numpy.save` writes them: in archives, ``.npz``, and one after the other, as Equinox serialises leaves."""
 
 from __future__ import annotations
 
@@ -16,20 +16,10 @@ import numpy as np
 
 from ...printable import printable
 from ...whole_files import JsonObject
-from .base import MAX_HEADER, TensorInfo, numpy_dtype
-from .files import (
-    DTYPES,
-    StridedTensor,
-    bad,
-    c_strides,
-    check_count,
-    check_dtype,
-    check_name,
-    check_shape,
-    leads_out,
-    parse_json,
-)
+from .base import MAX_HEADER, MAX_TENSORS, TensorInfo, numpy_dtype
+from .files import DTYPES, bad, check_count, check_dtype, check_name, check_shape, leads_out, parse_json
 from .sources import OrderedReader
+from .strided import StridedTensor, c_strides
 from .writing import dump_json
 from .zips import Archive, ArchiveWriter, Member, members
 
@@ -228,3 +218,54 @@ class NpzWriter(ArchiveWriter):
         np.lib.format.write_array_header_1_0(head, descr)
         self._zip.begin(f"{info.name}.npy", len(head.getvalue()) + info.nbytes)
         self._zip.append(head.getvalue())
+
+
+LINE = 1 << 20
+"""Bytes of the line of hyperparameters, at most."""
+
+
+class EquinoxReader(OrderedReader[StridedTensor]):
+    """One file; its leaves have no names, and are numbered from 0. `metadata` is the JSON in front of them."""
+
+    format: ClassVar[str] = "equinox"
+
+    def _read_headers(self) -> None:
+        self.metadata, start = self._read_line()
+        while start < self._file.size:
+            start = self._place(str(len(self._stored)), start)
+
+    def _read_line(self) -> tuple[dict[str, object], int]:
+        """Return the metadata from the line of JSON in front of the arrays, and the offset of the first array."""
+        beginning = bytes(self._file.read(0, min(LINE, self._file.size)))
+        if beginning[: len(MAGIC)] == MAGIC:
+            return {}, 0
+        end = beginning.find(b"\n" + MAGIC) + 1
+        if not end:
+            from .mistaken import kind_of
+
+            other = kind_of(self._file, self.format)
+            raise bad(
+                self.path,
+                other or "is no file of equinox.tree_serialise_leaves: no array of NumPy is at its beginning",
+            )
+        hyperparameters = parse_json(beginning[:end], self.path, "line of hyperparameters")
+        return {"hyperparameters": hyperparameters}, end
+
+    def _place(self, name: str, start: int) -> int:
+        """Note an array, and return where the next one begins."""
+        label, left = f"leaf {name}", self._file.size - start
+        if len(self._stored) == MAX_TENSORS:
+            raise bad(self.path, f"has more than {MAX_TENSORS} leaves")
+
+        def read(begin: int, count: int) -> bytes | memoryview:
+            return self._file.read(start + begin, count)
+
+        shape, fortran, dtype, begin = read_header(self.path, label, read, min(left, MAX_HEADER))
+        info = TensorInfo(name, name_of(self.path, label, dtype), shape)
+        if begin + info.nbytes > left:
+            raise bad(self.path, f"{label} claims {info.nbytes} bytes; the file has {left - begin}")
+        first = start + begin
+        self._stored[name] = saved_array(
+            info, lambda at, count: self._file.read(first + at, count), fortran=fortran, dtype=dtype
+        )
+        return start + begin + info.nbytes

@@ -12,12 +12,10 @@ from ...printable import printable
 from ...whole_files import JsonObject
 from .base import MAX_HEADER, Extent, Reader, TensorInfo
 from .files import bad, check_count, check_infos, check_name, check_shape, parse_json
-from .placed import PlacedWriter
 from .remote import is_remote
-from .remote.targets import put
 from .shards import ShardedReader, index_of, share
 from .sources import FileReader, inside
-from .writing import dump_json, sync_folder
+from .writing import PlacedWriter, dump_json, put, sync_folder
 
 SMALL = ("F4", "F6_E2M3", "F6_E3M2")
 """Dtypes whose elements are smaller than a byte."""
@@ -188,7 +186,7 @@ def open_safetensors(path: Path) -> Reader:
         if path.name.endswith(".index.json"):
             return ShardedSafetensorsReader(path.parent, path, SafetensorsReader)
         if OF_RANKS.fullmatch(path.name) and not is_remote(path):
-            _check_run(path, [one.name for one in path.parent.iterdir() if OF_RANKS.fullmatch(one.name)])
+            _check_run(path, [one.name for one in path.parent.iterdir()])
         return SafetensorsReader(path)
     index = index_of(path, ".safetensors.index.json", "model")
     names = tuple(sorted(one.name for one in path.iterdir() if one.suffix == ENDING and not one.name.startswith(".")))
@@ -209,11 +207,13 @@ def open_safetensors(path: Path) -> Reader:
 
 def _check_run(path: Path, names: Sequence[str]) -> None:
     """Refuse files that each have a part of the weights."""
-    from .mistaken import run_of
+    of_ranks = [name for name in names if OF_RANKS.fullmatch(name)]
+    if of_ranks:
+        from .mistaken import run_of
 
-    kind = run_of(names)
-    if kind:
-        raise bad(path, kind)
+        kind = run_of(of_ranks)
+        if kind:
+            raise bad(path, kind)
 
 
 def _without_original(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

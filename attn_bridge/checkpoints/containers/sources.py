@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ...printable import printable
 from .base import ORBAX_ITEMS, ORBAX_METADATA, ORBAX_UNFINISHED, Reader, TensorInfo
-from .files import File, bad, check_name, check_range, listed
-from .links import LinkError, resolve_below
+from .files import File, LinkError, bad, check_name, check_range, listed, resolve_below
 from .remote import RemotePath
 
 if TYPE_CHECKING:

@@ -11,17 +11,11 @@ from typing import ClassVar
 from ...printable import printable
 from . import mistaken
 from .base import MAX_HEADER, TensorInfo, numpy_dtype
-from .files import (
-    File,
-    StridedTensor,
-    bad,
-    check_shape,
-    extent,
-    parse_json,
-)
+from .files import File, bad, check_shape, parse_json
 from .pickles import TORCH_DTYPES, Pickler, Strided, read_pickle
 from .pickles.flat import DTENSOR
 from .sources import OrderedReader
+from .strided import StridedTensor, extent
 from .writing import dump_json
 from .zips import Archive, ArchiveWriter, Member, Window, members
 

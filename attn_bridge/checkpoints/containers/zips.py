@@ -22,8 +22,7 @@ from typing import Any
 from ...printable import printable
 from .base import MAX_HEADER, MAX_TENSORS, TensorInfo, Writer
 from .files import File, bad, check_infos, leads_out
-from .remote.targets import open_target
-from .writing import TargetFile, as_bytes, sync_folder
+from .writing import TargetFile, as_bytes, open_target, sync_folder
 
 LOCAL, CENTRAL, END, END64, LOCATOR64 = b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7"
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF

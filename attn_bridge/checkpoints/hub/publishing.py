@@ -22,7 +22,7 @@ from ...models.reading import multimodal
 from ...printable import printable
 from .. import configs
 from ..containers.base import CheckpointError
-from ..containers.links import LinkError, resolve_below
+from ..containers.files import LinkError, resolve_below
 from . import card
 from .reading import import_hub, is_id, reason
 

@@ -11,8 +11,7 @@ from ...models import layouts
 from ...models.unknown_names import trees
 from ...printable import printable
 from ...weights import WeightsMismatchError
-from ...weights.changes import NO_STEPS, Steps
-from ...weights.placements import Placement, common, refined
+from ...weights.placements import NO_STEPS, Placement, Steps, common, refined
 from ...whole_files import JsonObject
 from .. import configs, rewritten_configs
 from ..containers.base import CheckpointError, Reader, TensorInfo
@@ -20,7 +19,7 @@ from ..copying import Move, dense, move_of
 from ..manifest import Manifest
 from ..readers import Filtered
 from ..selection import Selection
-from . import described, heads, plans, reading
+from . import model_checks, plans, reading
 from .plans import Plan, TargetTensor, cast, check_dtype, check_heads, check_nothing_lost, check_settings, notes_on_cast
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
@@ -89,7 +88,7 @@ def make(
         config = rewritten_configs.of_text(config or {}) if is_text else config
     shapes = {name: info.shape for name, info in reader.tensors.items()}
     is_decorated = for_module and theirs is not None and theirs.is_decorated(reader.tensors)
-    if selection is not None and theirs is not None and table is None:
+    if selection is not None and theirs is not None and table is None and not ours.whole:
         trees.check(shapes, ours, source_layout is not None, selection.prefix)
     if theirs is None or (theirs is ours and table is None and not is_decorated and not is_text):
         if settings:
@@ -133,10 +132,12 @@ def make(
     all_settings = {**manifest_sizes, **own_settings, **(settings or {})}
     is_part = selection is not None and bool(selection.dropped)
     decoded = reading.decode(ours, theirs, reader.tensors, all_settings, config or {}, is_part=is_part)
-    head = True if tied else heads.tied_by(config or {}, shapes)
-    heads.check(reader.path, (ours, theirs), decoded.placements, head, settings or {}, manifest, selection)
+    head = True if tied else model_checks.tied_by(config or {}, shapes)
+    model_checks.check_head(reader.path, (ours, theirs), decoded.placements, head, settings or {}, manifest, selection)
     if table is None and not is_part and selection is not None:
-        described.check(config or {}, ours, shapes, decoded.placements, {**all_settings, **decoded.restore})
+        model_checks.check_parameters(
+            config or {}, ours, shapes, decoded.placements, {**all_settings, **decoded.restore}
+        )
     written = rewritten_configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
     if is_text:
         written = _of_text(written, config)
@@ -159,7 +160,7 @@ def make(
     try:
         encoded = theirs.encode({name: placed.shape for name, placed in decoded.placements.items()}, wanted)
     except WeightsMismatchError as error:
-        described.refuse_family(config or {}, theirs, shapes, error)
+        model_checks.refuse_family(config or {}, theirs, shapes, error)
         raise
     order = {name: position for position, name in enumerate(reader.tensors)}
     targets = []
@@ -206,7 +207,7 @@ def make(
     targets = _without_copies(targets, back.get("order", ()))
     targets.sort(key=lambda target: min(order[move.source] for move in target.moves))
     ties = []
-    by_config = heads.tied_pairs(decoded.placements, encoded.ties) if table is None and head else []
+    by_config = model_checks.tied_pairs(decoded.placements, encoded.ties) if table is None and head else []
     for kept, left_out in (*encoded.ties, *by_config):
         kept_placement, copy_placement = decoded.placements[kept], decoded.placements[left_out]
         if kept_placement != copy_placement:

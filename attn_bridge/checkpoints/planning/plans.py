@@ -22,13 +22,12 @@ from ...models import layouts
 from ...models.layout import FLAGS
 from ...printable import printable
 from ...weights import Region
-from ...weights.changes import Change
-from ...weights.changes import is_float as is_float_dtype
-from ...weights.placements import Placement, refined
+from ...weights.placements import Change, Placement, refined
+from ...weights.placements import is_float as is_float_dtype
 from ...weights.rows import Check
 from ...whole_files import JsonObject
 from ..containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
-from ..containers.files import c_strides
+from ..containers.strided import c_strides
 from ..copying import Axis, Move, dense, move_of, pieces
 from ..manifest import Manifest, new_digest
 from ..selection import Selection

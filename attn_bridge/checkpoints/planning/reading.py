@@ -26,7 +26,7 @@ from ...weights.placements import LayoutError, SettingError
 from .. import configs
 from ..containers.base import TensorInfo
 from ..manifest import Manifest
-from . import heads
+from . import model_checks
 
 KEYS = {
     "vocab": ("vocab_size",),
@@ -313,7 +313,7 @@ def layout_of(
         if unlike:  # the value that makes the names others than those of the family
             raise LayoutError(f"{unlike[0].partition(': the weights')[0]}; {error}") from None
         head = next(filter(OF_TASKS.search, tensors), "")
-        if not head or heads.tied_by(config, {name: info.shape for name, info in tensors.items()}) is not False:
+        if not head or model_checks.tied_by(config, {name: info.shape for name, info in tensors.items()}) is not False:
             raise  # without that head it is a base model, whose embeddings are the head
     raise LayoutError(
         f"{printable(head)} is a head for classes or answers, and config.json ties no head over the vocabulary to the "

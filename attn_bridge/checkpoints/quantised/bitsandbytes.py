@@ -14,7 +14,8 @@ import numpy as np
 from ...printable import printable
 from ...whole_files import JsonObject
 from ..containers.base import Array, Reader, TensorInfo
-from ..containers.files import bad, c_strides, parse_json
+from ..containers.files import bad, parse_json
+from ..containers.strided import c_strides
 from .pairs import TiledTensor, partner
 from .source import Source
 

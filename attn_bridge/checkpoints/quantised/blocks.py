@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..containers.base import Array, CheckpointError, Reader, TensorInfo
-from ..containers.files import c_strides
+from ..containers.strided import c_strides
 from .pairs import TiledTensor
 from .source import Source
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from ...printable import printable
 from ..containers.base import Array, Reader, TensorInfo
-from ..containers.files import bad, c_strides
+from ..containers.files import bad
+from ..containers.strided import c_strides
 from .packed import SCALE_DTYPES, WORD, check_groups
 from .pairs import TiledTensor, block_structure, partner
 from .schemes import scheme_of, weights_of

@@ -17,7 +17,8 @@ import numpy as np
 
 from ...printable import printable
 from ..containers.base import Array, CheckpointError, Reader
-from ..containers.files import bad, c_strides, check_range
+from ..containers.files import bad, check_range
+from ..containers.strided import c_strides
 from ..copying import Axis, Move, move_of, pieces, source_runs
 from ..readers import Wrapped
 from .pairs import MXFP4, QuantisedTensor

@@ -5,14 +5,15 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...printable import printable
 from ..containers.base import Array, TensorInfo
-from ..containers.files import bad, c_strides
-from .schemes import KEYS, TEXT, scheme_of, weights_of
+from ..containers.files import bad
+from ..containers.strided import c_strides
+from .schemes import KEYS, TEXT, method_name_of, scheme_of, weights_of
 from .source import Source
 
 MXFP4 = "MXFP4"
@@ -146,40 +147,6 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, obj
                   "*_scale_inv or *.weight_scale, GPTQ or AWQ (*.qweight), bitsandbytes (*.absmax, *.SCB), "
                   "compressed-tensors (*.weight_packed), torchao (*._weight_qdata)")  # fmt: skip
     return quantised_tensors
-
-
-OF_METHODS = {".qweight": ".qzeros", ".SCB": ".weight", ".absmax": ".quant_map", ".weight_packed": ".weight_scale",
-              "._weight_qdata": "._weight_scale"}  # fmt: skip
-"""Ending of a name that only files of such a method have -> that of the name next to it."""
-
-
-def method_name_of(names: Collection[str]) -> str:
-    """Return the first name that only checkpoints of such a method have; "" without any."""
-    pairs = [(name, ending) for name in sorted(names) for ending in OF_METHODS if name.endswith(ending)]
-    return next((name for name, one in pairs if name.removesuffix(one) + OF_METHODS[one] in names), "")
-
-
-OTHER_METHODS = {
-    ".trellis": (".suh", "EXL3"),
-    ".q_weight": (".q_scale", "EXL2"),
-    ".weight._data": (".weight._scale", "quanto"),
-    ".weight._data._data": (".weight._shift", "quanto"),
-    ".W_q": (".zero", "HQQ"),
-    ".codebooks": (".codes", "AQLM"),
-    ".biases": (".scales", "MLX"),
-}
-"""Ending of a name that only files of a method have that is not dequantised -> that of the name next to it, and the
-method.
-"""
-
-
-def other_method_of(names: Collection[str]) -> tuple[str, str]:
-    """Return the first name of a method that is not dequantised, and the method; "" twice without any."""
-    for name in names:
-        for ending, (other, method) in OTHER_METHODS.items():
-            if name.endswith(ending) and name.removesuffix(ending) + other in names:
-                return name, method
-    return "", ""
 
 
 def first_of(names: Iterable[str]) -> str:

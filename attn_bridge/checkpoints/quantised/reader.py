@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...printable import printable
-from ...weights.changes import rounded
+from ...weights.placements import rounded
 from ..containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..containers.files import boxes, check_range
 from ..readers import Wrapped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +156,37 @@ def not_dequantised(path: Path, by: str, why: str, method: str) -> str:
     """Return the error message on weights of a method that is not supported."""
     remedy = REMEDIES.get(method, "convert the model that it was made of")
     return f"{printable(str(path), 400)} is quantised by {by}, which can't be dequantised: {why}; {remedy}"
+
+
+OF_METHODS = {".qweight": ".qzeros", ".SCB": ".weight", ".absmax": ".quant_map", ".weight_packed": ".weight_scale",
+              "._weight_qdata": "._weight_scale"}  # fmt: skip
+"""Ending of a name that only files of such a method have -> that of the name next to it."""
+
+
+def method_name_of(names: Collection[str]) -> str:
+    """Return the first name that only checkpoints of such a method have; "" without any."""
+    pairs = [(name, ending) for name in sorted(names) for ending in OF_METHODS if name.endswith(ending)]
+    return next((name for name, one in pairs if name.removesuffix(one) + OF_METHODS[one] in names), "")
+
+
+OTHER_METHODS = {
+    ".trellis": (".suh", "EXL3"),
+    ".q_weight": (".q_scale", "EXL2"),
+    ".weight._data": (".weight._scale", "quanto"),
+    ".weight._data._data": (".weight._shift", "quanto"),
+    ".W_q": (".zero", "HQQ"),
+    ".codebooks": (".codes", "AQLM"),
+    ".biases": (".scales", "MLX"),
+}
+"""Ending of a name that only files of a method have that is not dequantised -> that of the name next to it, and the
+method.
+"""
+
+
+def other_method_of(names: Collection[str]) -> tuple[str, str]:
+    """Return the first name of a method that is not dequantised, and the method; "" twice without any."""
+    for name in names:
+        for ending, (other, method) in OTHER_METHODS.items():
+            if name.endswith(ending) and name.removesuffix(ending) + other in names:
+                return name, method
+    return "", ""

@@ -154,7 +154,7 @@ def check_plain(reader: Reader, config: Mapping[str, object]) -> None:
     scheme = schemes.scheme_of(config)
     if schemes.unsupported(scheme) == "":
         _check_names(reader)
-    name, is_described = pairs.method_name_of(reader.tensors), not schemes.is_by_name(scheme)
+    name, is_described = schemes.method_name_of(reader.tensors), not schemes.is_by_name(scheme)
     if name or (is_described and (_has_codes(reader) or schemes.method_of(scheme) == "mlx")):
         schemes.check(reader.path, scheme)
         by = f"{schemes.describe(scheme)} (config.json)" if is_described else f"the names of its tensors ({name})"
@@ -170,7 +170,7 @@ def _check_names(reader: Reader) -> None:
     Raises:
         CheckpointError: the first such name, and the method.
     """
-    name, method = pairs.other_method_of(reader.tensors)
+    name, method = schemes.other_method_of(reader.tensors)
     if name:
         by = f"{method} (the names of its tensors, {printable(name)})"
         raise CheckpointError(schemes.not_dequantised(reader.path, by, schemes.NOT_SUPPORTED, method.lower()))

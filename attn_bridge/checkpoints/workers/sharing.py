@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from .. import containers
 from ..containers.base import CheckpointError
 from ..requests import Prepared
-from .conducting import adding
-from .finishing import check_published, finish, missing, published
+from .conducting import adding, check_published, finish, missing, published
 from .jobs import Job, Progress, Result, Task, cut, share
 from .places import StagingPlace, place_of, staging
 from .working import work

@@ -11,8 +11,7 @@ from typing import Any
 
 from ...printable import printable
 from ...weights.rows import Row
-from ..reading.decoders import inverse
-from ..reading.grouped import KINDS
+from ..reading.decoders import KINDS, inverse
 from ..rows.files import row_of, table_of
 
 Value = bool | int | float | str | None
@@ -158,7 +157,7 @@ class Description:
         source = self.fields.get("layers.kinds")
         return source.value if source is not None and isinstance(source.value, tuple) else KINDS
 
-    @property
+    @functools.cached_property
     def is_mixed(self) -> bool:
         """Whether each block has either attention or feed-forward layers (Nemotron-H)."""
         return ALONE in self.kinds

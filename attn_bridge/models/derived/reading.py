@@ -23,12 +23,7 @@ from ...specs.sparse_indexed_attention import SparseIndexedAttentionConfig
 from ..family import AttentionLayer, Family
 from ..layout import Layout
 from ..reading import multimodal
-from ..reading.decoders import activation_of
-from ..reading.grouped import (
-    KINDS,
-    is_rotated,
-    mask_of,
-)
+from ..reading.decoders import KINDS, activation_of, is_rotated, mask_of
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import (
     has_null_base,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ...printable import printable
-from ..reading.grouped import KINDS
+from ..reading.decoders import KINDS
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import rope_type
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from ...printable import printable
-from .. import scope
-from ..family import Family
+from ..family import Family, using
 from .description import loads
 from .known import family_of
 from .reading import DerivedFamily
@@ -101,9 +100,9 @@ def used(folder: Path, family: Family | str | os.PathLike[str] | None = None) ->
         ValueError: the file does not describe a family.
     """
     if family is None:
-        return scope.using(beside(folder))
+        return using(beside(folder))
     if isinstance(family, str | os.PathLike):
-        return scope.using(read_family(Path(family)))
+        return using(read_family(Path(family)))
     if not isinstance(family, Family):
         raise TypeError(f"family must be a Family or the path of its file, got {type(family).__name__}")
-    return scope.using(family)
+    return using(family)

@@ -13,8 +13,17 @@ from ...specs.differential_attention import DifferentialAttentionConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ..reading import multimodal
-from ..reading.decoders import ACTIVATIONS, NAMES, attention_of, write_sizes
-from ..reading.grouped import KINDS, check_even_heads, rotary_by_kind, write_heads, write_windows
+from ..reading.decoders import (
+    ACTIVATIONS,
+    KINDS,
+    NAMES,
+    attention_of,
+    check_even_heads,
+    rotary_by_kind,
+    write_heads,
+    write_sizes,
+    write_windows,
+)
 from ..reading.model_config import nested
 from ..reading.rotary import write_nested, write_proportional, write_rotary, write_rotary_by_kind
 from . import experts, latent, mixers, runs

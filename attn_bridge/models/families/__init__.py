@@ -18,13 +18,12 @@ from ...printable import printable
 from ...specs.decoder_model import DecoderConfig
 from ...specs.encoder_decoder_model import EncoderDecoderConfig
 from ..derived import known
-from ..family import AttentionLayer, Family
+from ..family import AttentionLayer, Family, Scoped
 from ..layout import Layout
 from ..reading import multimodal
 from ..reading.decoders import make_decoder
 from ..reading.differences import differences
 from ..reading.model_config import ConfigFile
-from ..scope import Scoped
 from . import coded
 
 __all__ = [

@@ -16,15 +16,20 @@ from ...specs.rms_norm import RMSNormConfig
 from ..derived.experts import is_sparse_there
 from ..family import AttentionLayer
 from ..reading.decoders import (
+    KINDS,
     WrittenKeys,
     attention_of,
     feed_forward_of,
     has_experts,
+    head_dim_of,
+    mask_of,
     read_feed_forward,
+    read_sizes,
     write_feed_forward,
+    write_heads,
     write_sizes,
+    write_windows,
 )
-from ..reading.grouped import KINDS, head_dim_of, mask_of, read_sizes, write_heads, write_windows
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import read_rotary, write_rotary
 from ..tables import table

@@ -14,13 +14,15 @@ from ..family import AttentionLayer
 from ..reading.decoders import (
     WrittenKeys,
     feed_forward_of,
+    head_dim_of,
     inverse,
     read_feed_forward,
     read_llama_model,
     read_rms_norm,
+    read_sizes,
+    write_heads,
     write_llama_decoder,
 )
-from ..reading.grouped import head_dim_of, read_sizes, write_heads
 from ..reading.model_config import ConfigFile, as_number
 from ..reading.rotary import read_rotary, write_rotary
 from ..tables import table

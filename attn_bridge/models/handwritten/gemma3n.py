@@ -20,16 +20,14 @@ from ..reading.decoders import (
     WrittenKeys,
     activation_of,
     attention_of,
-    read_rms_norm,
-    write_rms_norm,
-    write_sizes,
-)
-from ..reading.grouped import (
     head_dim_of,
     mask_of,
+    read_rms_norm,
     read_sizes,
     rotary_by_kind,
     write_heads,
+    write_rms_norm,
+    write_sizes,
     write_windows,
 )
 from ..reading.model_config import ConfigFile, as_number

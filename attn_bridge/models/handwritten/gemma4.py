@@ -19,8 +19,17 @@ from .. import families
 from ..family import AttentionLayer
 from ..layout import Layout
 from ..parts import OmittedPart
-from ..reading.decoders import NAMES, WrittenKeys, activation_of, read_rms_norm, write_rms_norm, write_sizes
-from ..reading.grouped import KINDS, mask_of, window_of
+from ..reading.decoders import (
+    KINDS,
+    NAMES,
+    WrittenKeys,
+    activation_of,
+    mask_of,
+    read_rms_norm,
+    window_of,
+    write_rms_norm,
+    write_sizes,
+)
 from ..reading.model_config import ConfigFile
 from ..reading.multimodal import text_of
 from ..reading.rotary import read_proportional_rotary, write_proportional

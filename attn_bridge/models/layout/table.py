@@ -18,9 +18,8 @@ from ...weights.placements import LayoutError, Placement, Shape, joined
 from ...weights.rows import Row
 from ...weights.templates import expanded, fill, placeholders
 from .. import fitting
-from ..ours import gaps, lacking
 from ..parts import OmittedPart, apart
-from .blocks import are_alternatives, by_block, missing_names, mixed
+from .blocks import are_alternatives, by_block, gaps, lacking, missing_names, mixed
 from .mapped import Arrays, DecodedTensors, Encoded, gathered
 
 FLAGS = ("tie", "fused", "value", "flat", "transposed", "scan", "interleaved", "joined", "resaved")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ...weights.changes import Change
+from ...weights.placements import Change
 from ...weights.rows import Row
 from ..layout import Layout
 from ..rows.common import GROUPED_HEADS, TIE, is_rotary_factors

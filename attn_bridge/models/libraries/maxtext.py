@@ -22,8 +22,7 @@ from typing import Any
 
 import ml_dtypes
 
-from ...weights.changes import Change
-from ...weights.placements import LayoutError, SettingError, Shape
+from ...weights.placements import Change, LayoutError, SettingError, Shape
 from ...weights.rows import Row
 from ..layout import Settings
 from ..parts import towers

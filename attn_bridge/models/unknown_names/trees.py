@@ -27,15 +27,13 @@ def check(names: Collection[str], layout: Layout, is_said: bool, prefix: str) ->
 
     Args:
         names: of all tensors.
-        layout: theirs.
+        layout: theirs, which is not that of a whole model.
         is_said: whether the user named the layout, so that ambiguous parts count as parts of a model.
         prefix: prefix that was removed from them.
 
     Raises:
         LayoutError: wrappers, or an optimizer's state or several models; the message has the options to use.
     """
-    if layout.whole:
-        return
     own = layout.match(names)[0]
     bare, prefix = [name.removeprefix(own) for name in names], prefix + own
     _check_wrappers(bare, prefix)

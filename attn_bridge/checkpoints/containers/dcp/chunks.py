@@ -14,8 +14,9 @@ import numpy as np
 
 from ....printable import printable
 from ..base import GAP, SPARSE, Array, Reader, TensorInfo, rows_as_region
-from ..files import bad, boxes, c_strides, check_range, extent
+from ..files import bad, boxes, check_range
 from ..sources import OrderedTensor
+from ..strided import c_strides, extent
 
 MAX_CORNERS = 1 << 24
 """Corners of a tensor's chunks that are counted to see whether they fill it."""

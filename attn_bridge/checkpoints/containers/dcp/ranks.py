@@ -13,10 +13,11 @@ import numpy as np
 
 from ....printable import printable
 from ..base import TensorInfo
-from ..files import StridedTensor, bad, check_count, check_shape, listed
+from ..files import bad, check_count, check_shape, listed
 from ..pickles.dtensors import RankPart, number_of, runs_of
 from ..pickles.flat import PLACED
 from ..sources import Latest, OrderedTensor
+from ..strided import StridedTensor
 from ..torch_file import Stored, TorchReader
 from .chunks import ChunkedReader, Chunks, check_filled
 

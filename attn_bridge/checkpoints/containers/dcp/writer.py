@@ -15,9 +15,7 @@ from ....printable import printable
 from ..base import DCP_METADATA, MAX_HEADER, Extent, TensorInfo
 from ..files import bad, check_infos, check_name
 from ..pickles import TORCH_DTYPES, Pickler
-from ..placed import PlacedWriter
-from ..remote.targets import put
-from ..writing import chunk_shape, sync_folder
+from ..writing import PlacedWriter, chunk_shape, put, sync_folder
 from ..zips import Archive, Outline
 from .metadata import HOME, STORAGE_INFO
 

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 from ....printable import printable
 from ..base import Extent, TensorInfo
 from ..files import bad, check_infos, check_name
-from ..placed import PlacedWriter
-from ..writing import dump_json, sync_folder
+from ..writing import PlacedWriter, dump_json, sync_folder
 from . import CHUNKED
 from .values import Head, cut, pack, pack_array_head, pack_length
 

@@ -16,9 +16,7 @@ from ..base import ORBAX_COMMITTED as COMMITTED
 from ..base import ORBAX_METADATA as METADATA
 from ..base import Extent, TensorInfo, numpy_dtype
 from ..files import bad, check_infos, leads_out, unwritable
-from ..placed import PlacedWriter
-from ..remote.targets import put
-from ..writing import as_bytes, chunk_shape, dump_json, sync_folder
+from ..writing import PlacedWriter, as_bytes, chunk_shape, dump_json, put, sync_folder
 from .ocdbt import MANIFEST, ValueLocation, encode
 from .plain import EXTRA, FOREIGN, PlainArray, chunk_ranges
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from ....printable import printable
-from ..files import StridedTensor, bad, check_count, check_name
+from ..files import bad, check_count, check_name
 from ..sources import OrderedReader
+from ..strided import StridedTensor
 from .calls import Record
 from .flat import MAX_DEPTH, SHOWN, NotPlainError, PlainValues
 from .machine import Machine

@@ -10,7 +10,8 @@ from typing import Any
 
 from ....printable import printable
 from ..base import CheckpointError
-from ..files import StridedTensor, bad, check_count, check_name
+from ..files import bad, check_count, check_name
+from ..strided import StridedTensor
 from .calls import CALLS, GLOBALS, NAMES, Global, Key, Members, Record, Storage, Strided, holds_data
 from .dtensors import PlacedError, RankPart, is_dtensor, part_of
 from .machine import Machine

@@ -10,7 +10,8 @@ import numpy as np
 
 from ....printable import printable
 from ..base import TensorInfo
-from ..files import DTYPES, StridedTensor, c_strides, check_shape
+from ..files import DTYPES, check_shape
+from ..strided import StridedTensor, c_strides
 from .calls import Global, Record
 
 RECONSTRUCT = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")

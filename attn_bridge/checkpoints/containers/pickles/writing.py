@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from ..base import TensorInfo
-from ..files import c_strides
+from ..strided import c_strides
 from .calls import STORAGES
 
 CLASSES = {dtype: name for name, dtype in STORAGES.items()}

@@ -13,13 +13,15 @@ import threading
 import uuid
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from ....printable import printable
 from ....whole_files import JsonObject
 from ..files import bad
-from ..writing import Threads
+from ..writing import TargetFile, Threads, as_bytes
 from .faults import FaultError
+from .paths import RemotePath, as_path
 from .stores import Store, StoreEntry
 
 LEAST, PACK = 5 << 20, 1 << 23
@@ -342,3 +344,78 @@ class Staged:
             while len(self._held) > 2 and sum(len(one) for one, _ in self._held.values()) > HELD:
                 self._held.popitem(last=False)[1][1].cancel()
             return self._held[name]
+
+
+class StagedPath(RemotePath):
+    """A file that is written to a store, or the folder of such files.
+
+    Args:
+        staged: the files.
+        key: its place.
+        root: any path of the store.
+    """
+
+    __slots__ = ("staged",)
+
+    def __init__(self, staged: Staged, key: str, root: RemotePath):
+        super().__init__(key, root)
+        self.staged = staged
+
+    def derived(self, key: str) -> RemotePath:
+        """Return another path of the same files."""
+        return StagedPath(self.staged, key, self)
+
+    @property
+    def file(self) -> str:
+        """Its name among the files."""
+        return self.key[len(self.staged.folder) + 1 :]
+
+    def mkdir(self, *, parents: bool = False, exist_ok: bool = False) -> None:
+        """Do nothing: stores have no folders."""
+
+    def open_target(self, size: int | None) -> TargetFile:
+        """Begin to write it by position."""
+        return StagedTarget(self, size)
+
+    def unlink(self, *, missing_ok: bool = False) -> None:
+        """Delete it."""
+        self.staged.begin(self.file, None)
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write all of it."""
+        self.staged.begin(self.file, None)
+        self.staged.write(self.file, 0, memoryview(data))
+
+
+class StagedTarget(TargetFile):
+    """A file of a store, written by position."""
+
+    def __init__(self, path: StagedPath, size: int | None = None):
+        self.path = as_path(path)
+        self._number = self._direct = -1
+        self._staged, self._file = path.staged, path.file
+        self._staged.begin(self._file, size)
+
+    def write(self, start: int, data: object) -> None:
+        """Write bytes at a position."""
+        self._staged.write(self._file, start, as_bytes(data))
+
+    joins = True
+
+    def fill(self, start: int, data: object) -> None:
+        """Write the bytes that no worker of this plan has written."""
+        view = as_bytes(data)
+        for span in self._staged.spans(self._file, start, start + len(view)):
+            if not span.name:
+                self.write(span.start, view[span.start - start : span.stop - start])
+
+    def sync(self) -> None:
+        """Do nothing: all that is written is sent before it counts."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def staged_path(staged: Staged, name: str, root: Path) -> Path:
+    """Return the path of a file that is written to a store."""
+    return as_path(StagedPath(staged, f"{staged.folder}/{name}", cast(RemotePath, root)))

@@ -16,11 +16,9 @@ from ....printable import shell_word
 from ... import containers, manifest
 from ...containers.base import CheckpointError, Reader, TensorInfo, Writer
 from ...containers.files import reason, unwritable
-from ...containers.remote.targets import put
-from ...containers.writing import Flusher
+from ...containers.writing import Flusher, put
 from ..jobs import Job, JournalEntry, Piece
-from . import staging
-from .place import StagingPlace
+from . import StagingPlace, staging
 
 
 class LocalPlace(StagingPlace):

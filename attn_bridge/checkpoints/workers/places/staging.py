@@ -14,7 +14,7 @@ from typing import IO, Any
 from ....printable import printable
 from ... import containers, manifest
 from ...containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, DiskFullError, Reader
-from ...containers.links import resolve
+from ...containers.files import resolve
 
 PATIENCE = 10.0
 """Seconds to wait for workers of a killed run, which end as soon as they notice."""

@@ -32,12 +32,10 @@ from ...containers.base import (
 )
 from ...containers.remote import RemotePath
 from ...containers.remote.joining import abandon, join
-from ...containers.remote.staged import Staged
-from ...containers.remote.targets import staged_path
+from ...containers.remote.staged import Staged, staged_path
 from ..jobs import Job, JournalEntry, Piece
-from . import staging
+from . import StagingPlace, staging
 from .leases import Lease, is_dead
-from .place import StagingPlace
 
 OFTEN = 1 << 26
 """Bytes between journal entries of a worker."""

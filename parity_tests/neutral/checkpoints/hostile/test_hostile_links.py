@@ -10,7 +10,7 @@ import pytest
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints import configs
-from attn_bridge.checkpoints.containers import links
+from attn_bridge.checkpoints.containers import files
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_parity.check import real_weights
 from parity_tests.fuzz.samples import read, write
@@ -187,7 +187,7 @@ def test_a_file_that_becomes_a_link_while_it_is_opened_is_refused(tmp_path, monk
     (source / "config.json").symlink_to("real.json")
     (tmp_path / "secret.json").write_text('{"n_head": 9}')
     assert configs.beside(source)["n_head"] == 3
-    resolve = links.resolve
+    resolve = files.resolve
 
     def swapped(path):
         resolved = resolve(path)
@@ -196,7 +196,7 @@ def test_a_file_that_becomes_a_link_while_it_is_opened_is_refused(tmp_path, monk
             resolved.symlink_to(tmp_path / "secret.json")
         return resolved
 
-    monkeypatch.setattr(links, "resolve", swapped)
+    monkeypatch.setattr(files, "resolve", swapped)
     with pytest.raises(CheckpointError, match=r"config\.json: can't be read: Too many levels of symbolic links$"):
         configs.beside(source)
 

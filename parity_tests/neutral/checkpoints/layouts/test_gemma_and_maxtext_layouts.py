@@ -21,7 +21,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.models import layouts
 from attn_bridge.models.layouts import LayoutError, SettingError
-from attn_bridge.weights.changes import Change
+from attn_bridge.weights.placements import Change
 from parity_tests.support.calls import cover
 
 from ..checkpoint_files import MEMORY

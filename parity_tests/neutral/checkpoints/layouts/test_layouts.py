@@ -15,8 +15,8 @@ import pytest
 from attn_bridge import WeightsMismatchError
 from attn_bridge.models import layouts
 from attn_bridge.models.derived import known
+from attn_bridge.models.layout.blocks import lacking
 from attn_bridge.models.layouts import LayoutError, Row, SettingError
-from attn_bridge.models.ours import lacking
 from attn_bridge.weights.placements import refined
 from parity_tests.support.calls import cover
 

@@ -8,7 +8,7 @@ import pytest
 
 from attn_bridge import WeightsMismatchError, checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
-from attn_bridge.checkpoints.planning.described import refuse_family
+from attn_bridge.checkpoints.planning.model_checks import refuse_family
 from attn_bridge.models import families, layouts
 
 from ..configs.test_written_configs import convert, folder
