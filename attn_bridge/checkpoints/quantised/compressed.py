@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +33,8 @@ OVERALL, OF_MODELOPT = ".weight_global_scale", ".weight_scale_2"
 
 OF_NUMBERS = (ZEROS, GROUPS, SHAPE, OVERALL, OF_MODELOPT)
 
-OF_TORCHAO = {"qdata": "._weight_qdata", "scale": "._weight_scale", "zero_point": "._weight_zero_point"}
-"""Part of a tensor of torchao -> the ending of its name."""
+QDATA, TORCHAO_SCALE, TORCHAO_ZEROS = "_qdata", "_scale", "_zero_point"
+"""Endings of the names of the parts of a parameter of torchao: ``X._weight_qdata`` is of ``X.weight``."""
 
 CLASSES = {
     "Int8Tensor": ("int8",), "IntxUnpackedToInt8Tensor": ("int8",), "Float8Tensor": ("float8_e4m3fn", "float8_e5m2")
@@ -87,7 +87,7 @@ class CompressedTensor(TiledTensor):
             return float8_values(self.kind)[codes], stored.astype(np.float64)
         if self.kind != INTEGERS:
             return self._floats(source, codes, stored)
-        is_whole = self.numbers.endswith((PLAIN, OF_TORCHAO["qdata"]))
+        is_whole = self.numbers.endswith((PLAIN, QDATA))
         values = codes.view(np.int8) if is_whole else codes.astype(np.int16) - (1 << self.bits - 1)
         zeros = self._zeros(source, down, first, last)[index] if self.zeros else 0
         return values.astype(np.float64) - zeros, stored.astype(np.float64)
@@ -138,30 +138,32 @@ def find(reader: Reader, config: Mapping[str, object]) -> list[CompressedTensor]
         is_plain = name.endswith(PLAIN) and stem + SCALE in reader.tensors and info.dtype in ("int8", "uint8")
         if name.endswith(PACKED) or is_plain:
             tensors.append(_tensor(reader, stem, info, config))
-        elif name.endswith(OF_TORCHAO["qdata"]):
+        elif name.endswith(QDATA) and "._" in name:
             tensors.append(_of_torchao(reader, info))
     return tensors
 
 
 def _of_torchao(reader: Reader, numbers: TensorInfo) -> CompressedTensor:
-    path, stem = reader.path, numbers.name.removesuffix(OF_TORCHAO["qdata"])
-    kind, values = described(reader.metadata, numbers.file, stem + PLAIN)
-    names = {part: stem + ending for part, ending in OF_TORCHAO.items() if stem + ending in reader.tensors}
-    if kind not in CLASSES or "scale" not in names:
+    path, stem = reader.path, numbers.name.removesuffix(QDATA)
+    above, _, own = stem.rpartition("._")
+    name = f"{above}.{own}"
+    kind, values = described(reader.metadata, numbers.file, name)
+    if kind not in CLASSES or stem + TORCHAO_SCALE not in reader.tensors:
         why = f"its metadata says {printable(kind, 40)}" if kind else "its metadata has no class for it"
         has_none = kind.startswith("Int4")  # Int4Tensor and its kin, in the order of a kernel, don't have the method
         remedy = "convert the model that it was made of" if has_none else "save its dequantize()"
         raise bad(path, f"{printable(numbers.name)} is of torchao, of which {', '.join(CLASSES)} are read; {why}; "
                   f"{remedy}")  # fmt: skip
-    scales, zeros = reader.tensors[names["scale"]], reader.tensors.get(names.get("zero_point", ""))
+    scales, zeros = reader.tensors[stem + TORCHAO_SCALE], reader.tensors.get(stem + TORCHAO_ZEROS)
     block, shape = values.get("block_size"), numbers.shape
     sizes = [one for one in block if type(one) is int and one > 0] if isinstance(block, list) else []
-    is_matrix = len(sizes) == 2 == len(shape) and sizes == block
-    if not is_matrix or numbers.dtype not in CLASSES[kind] or scales.dtype not in SCALE_DTYPES:
+    is_fit = sizes == block and len(sizes) == len(shape) > 1
+    sizes = [min(one, max(size, 1)) for one, size in zip(sizes, shape, strict=True)] if is_fit else []
+    high = _rows_of(shape[:-1], sizes[:-1]) if is_fit else 0
+    if not high or numbers.dtype not in CLASSES[kind] or scales.dtype not in SCALE_DTYPES:
         raise bad(path, f"{printable(numbers.name)} {numbers.dtype} {shape} with {scales.dtype} scales for blocks of "
                   f"{printable(repr(block), 40)} is no matrix of {kind}; save its dequantize()")  # fmt: skip
-    high, wide = min(sizes[0], max(shape[0], 1)), min(sizes[1], max(shape[1], 1))
-    wanted = (-(-shape[0] // high), -(-shape[1] // wide))
+    wanted = tuple(-(-size // one) for size, one in zip(shape, sizes, strict=True))
     others = [one for one in (scales, zeros) if one is not None]
     if any(one.shape != wanted for one in others) or (zeros is not None and zeros.dtype != "int8"):
         got = " and ".join(f"{one.dtype} {one.shape}" for one in others)
@@ -169,10 +171,18 @@ def _of_torchao(reader: Reader, numbers: TensorInfo) -> CompressedTensor:
                   f"{printable(numbers.name)} {shape}, got {got}")  # fmt: skip
     form = INTEGERS if numbers.dtype == "int8" else numbers.dtype
     return CompressedTensor(
-        stem + PLAIN, shape, numbers.name, scales.name, form, shape, c_strides(shape), (high, wide), numbers.file,
-        tuple(one.name for one in others), f"torchao, {form}", bits=8, row_bytes=shape[1],
-        zeros=names.get("zero_point", ""),
+        name, shape, numbers.name, scales.name, form, shape, c_strides(shape), (high, sizes[-1]), numbers.file,
+        tuple(one.name for one in others), f"torchao, {form}", bits=8, row_bytes=shape[-1],
+        zeros="" if zeros is None else zeros.name,
     )  # fmt: skip
+
+
+def _rows_of(sizes: Sequence[int], block: Sequence[int]) -> int:
+    """Return how many rows, counted over all matrices of a stack, share a scale; 0 unless they follow each other."""
+    first = next((axis for axis, one in enumerate(block) if one > 1), len(block) - 1)
+    is_even = first == 0 or sizes[first] % block[first] == 0
+    is_whole = all(max(size, 1) == one for size, one in zip(sizes[first + 1 :], block[first + 1 :], strict=True))
+    return math.prod(block) if is_even and is_whole else 0
 
 
 def described(metadata: Mapping[str, object], file: str, name: str) -> tuple[str, dict[str, object]]:

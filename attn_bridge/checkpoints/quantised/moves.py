@@ -23,6 +23,7 @@ from ..copying import Axis, Move, move_of, pieces, source_runs
 from ..readers import Wrapped
 from .pairs import MXFP4, QuantisedTensor
 from .reader import Dequantised
+from .searching import notes_on_codes
 
 if TYPE_CHECKING:
     from ..planning.plans import Plan, TargetTensor
@@ -119,7 +120,9 @@ def _split(axis: Axis, steps: Sequence[int], tensor: QuantisedTensor) -> list[Ax
 def notes_of(reader: Dequantised) -> list[str]:
     """Return notes on the dequantised tensors."""
     kinds = collections.Counter(one.words for one in reader.quantised.values())
-    return [
+    gone = reader.quantised.keys() | reader.dropped.keys()
+    rest = {name: info for name, info in reader.tensors.items() if name not in gone}
+    return notes_on_codes(rest) + [
         f"{count} tensor{'s' if count > 1 else ''} of {kind} become{'' if count > 1 else 's'} {reader.dtype.name}, "
         f"{'two numbers to a byte' if kind == MXFP4 else 'each number'} times its scale, rounded once"
         for kind, count in kinds.items()

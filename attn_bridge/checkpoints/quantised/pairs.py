@@ -30,7 +30,8 @@ BLOCK = (128, 128)
 MAX_BLOCK = (1 << 31) - 1
 
 ACTIVATIONS = ("input_scale", "output_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale",
-               "input_global_scale", "input_zero_point", "output_zero_point")  # fmt: skip
+               "input_global_scale", "input_zero_point", "output_zero_point",
+               "_weight_act_quant_scale", "_weight_act_quant_zero_point")  # fmt: skip
 """Names of the scales of a matrix's input, or of the keys and values in a cache."""
 
 ENDINGS = {("_blocks", "_scales"): True, (".blocks", ".scales"): False}
@@ -101,6 +102,13 @@ def partner(path: Path, tensors: Mapping[str, TensorInfo], name: str, whose: str
     return tensors[name]
 
 
+def is_any(tensors: Mapping[str, TensorInfo]) -> bool:
+    """Return whether tensors of MXFP4 or of float8 have their scales among them."""
+    names = [name + ending for name, info in tensors.items() if info.dtype in FLOAT8 for ending in (BY_BLOCK, BY_ROW)]
+    names += [name.removesuffix(one) + scales for name in tensors for one, scales in ENDINGS if name.endswith(one)]
+    return any(name in tensors for name in names)
+
+
 def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, object]) -> list[QuantisedTensor]:
     """Return the tensors of MXFP4 and float8, from headers alone.
 
@@ -145,7 +153,7 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, obj
     if not quantised_tensors:
         raise bad(path, "nothing of it is quantised in a way that is known: MXFP4 (*_blocks, *_scales), float8 with "
                   "*_scale_inv or *.weight_scale, GPTQ or AWQ (*.qweight), bitsandbytes (*.absmax, *.SCB), "
-                  "compressed-tensors (*.weight_packed), torchao (*._weight_qdata)")  # fmt: skip
+                  "compressed-tensors (*.weight_packed), torchao (*_qdata)")  # fmt: skip
     return quantised_tensors
 
 

@@ -159,7 +159,7 @@ def not_dequantised(path: Path, by: str, why: str, method: str) -> str:
 
 
 OF_METHODS = {".qweight": ".qzeros", ".SCB": ".weight", ".absmax": ".quant_map", ".weight_packed": ".weight_scale",
-              "._weight_qdata": "._weight_scale"}  # fmt: skip
+              "_qdata": "_scale"}  # fmt: skip
 """Ending of a name that only files of such a method have -> that of the name next to it."""
 
 

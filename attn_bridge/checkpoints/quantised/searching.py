@@ -20,8 +20,8 @@ from .pairs import QuantisedTensor, TiledTensor
 CODES = ("int8", "uint8", "int16", "int32", "uint32", "int64", *pairs.FLOAT8)
 """Dtypes that quantised numbers have in files."""
 
-OF_INPUTS = ".pre_quant_scale"
-"""Ending of the name of ModelOpt's factors of a layer's inputs (AWQ, SmoothQuant)."""
+OF_INPUTS = (".pre_quant_scale", "_act_pre_scale")
+"""Endings of the names of the factors of a layer's inputs (AWQ, SmoothQuant) of ModelOpt and torchao."""
 
 ENDINGS = {
     **dict.fromkeys((packed.ZEROS, packed.SCALES, packed.GROUPS), packed.NUMBERS),
@@ -31,7 +31,6 @@ ENDINGS = {
     bitsandbytes.SCB: ".weight",
     **dict.fromkeys((pairs.BY_BLOCK, pairs.BY_ROW), ""),
     **dict.fromkeys(compressed.OF_NUMBERS, compressed.PLAIN),
-    **dict.fromkeys(list(compressed.OF_TORCHAO.values())[1:], compressed.OF_TORCHAO["qdata"]),
 }
 """Ending of a name -> the ending of its numbers' name."""
 
@@ -93,6 +92,7 @@ def _numbers_of(name: str) -> list[str]:
     """Return the names that the numbers of a scale or table may have."""
     endings = [*ENDINGS.items(), *((scales, numbers) for numbers, scales in pairs.ENDINGS)]
     endings += [(ending, compressed.PACKED) for ending in (compressed.SCALE, *compressed.OF_NUMBERS)]
+    endings += [(ending, compressed.QDATA) for ending in (compressed.TORCHAO_SCALE, compressed.TORCHAO_ZEROS)]
     names = [name.removesuffix(ending) + numbers for ending, numbers in endings if name.endswith(ending)]
     stem, is_state, _ = name.rpartition(bitsandbytes.STATE)
     return [*names, stem] if is_state else names
@@ -129,7 +129,7 @@ def find(reader: Reader, config: Mapping[str, object]) -> list[QuantisedTensor]:
     ]
     names = {name for tensor in quantised for name in (tensor.numbers, *tensor.others)}
     rest = {name: info for name, info in reader.tensors.items() if name not in names}
-    if not quantised or any(info.dtype in pairs.FLOAT8 and name + pairs.BY_ROW in rest for name, info in rest.items()):
+    if not quantised or pairs.is_any(rest):
         quantised += pairs.find(reader.path, rest, config)
     stand_for: dict[str, str] = {}  # two kinds of names may mean the same tensor
     for tensor in quantised:

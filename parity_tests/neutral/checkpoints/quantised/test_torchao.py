@@ -46,11 +46,11 @@ def parts(case):
     return tensors, about, (numbers.astype(np.float64) - spread[1]) * spread[0]
 
 
-def put(folder, tensors, about, *, scheme=SCHEME, file="model.safetensors", layer=LAYER):
+def put(folder, tensors, about, *, scheme=SCHEME, file="model.safetensors", layer=LAYER, parameter="weight"):
     folder.mkdir(exist_ok=True)
     named = {"model.norm.weight": NORM} if file == "model.safetensors" else {}
     named |= {f"{layer}.{ending}": array for ending, array in tensors.items()}
-    metadata = {"format": "pt", f"{layer}.weight": about if isinstance(about, str) else json.dumps(about)}
+    metadata = {"format": "pt", f"{layer}.{parameter}": about if isinstance(about, str) else json.dumps(about)}
     metadata |= {"tensor_names": json.dumps([*named]), "model.norm.weight": json.dumps({"_type": "Tensor"})}
     infos = [TensorInfo(name, array.dtype.name, array.shape) for name, array in named.items()]
     writer = make_writer("safetensors", folder / file, infos, metadata)
@@ -75,6 +75,51 @@ def test_weights_of_torchao_are_the_exact_product(tmp_path, case):
         np.testing.assert_array_equal(found[f"{LAYER}.weight"], exact.astype(dtype))
         assert found.metadata["files"] == {"model.safetensors": {"format": "pt"}}
         assert json.loads((target / "config.json").read_text()) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "block", "scales"),
+    [
+        ("Float8Tensor", [1, 1, 64], (4, 6, 1)),
+        ("Float8Tensor", [1, 3, 32], (4, 2, 2)),
+        ("Int8Tensor", [2, 6, 64], (2, 1, 1)),
+        ("Int8Tensor", [4, 6, 64], (1, 1, 1)),
+    ],
+)
+def test_experts_in_one_parameter_are_the_exact_product(tmp_path, kind, block, scales):
+    dtype = np.int8 if kind == "Int8Tensor" else ml_dtypes.float8_e4m3fn
+    numbers = (RNG.normal(size=(4, 6, 64)) * 20).astype(dtype)
+    factors = np.abs(RNG.normal(size=scales) + 0.1).astype(np.float32)
+    spread = factors.astype(np.float64)
+    for axis, (size, one) in enumerate(zip(numbers.shape, block, strict=True)):
+        spread = np.take(spread, np.arange(size) // one, axis)
+    tensors = {"_gate_up_proj_qdata": numbers, "_gate_up_proj_scale": factors}
+    source = put(tmp_path / "in", tensors, {"_type": kind, "_data": {"block_size": block}}, parameter="gate_up_proj")
+    checkpoints.convert(source, tmp_path / "out", to_layout="same", dequantize=True, dtype="f32")
+    assert checkpoints.verify(source, tmp_path / "out").passed
+    made = checkpoints.read(tmp_path / "out")
+    assert made.keys() == {"model.norm.weight", f"{LAYER}.gate_up_proj"}
+    np.testing.assert_array_equal(
+        made[f"{LAYER}.gate_up_proj"], (numbers.astype(np.float64) * spread).astype(np.float32)
+    )
+
+
+def test_experts_that_are_not_read_are_named_beside_matrices_that_are(tmp_path):
+    tensors, about, _ = parts("rows")
+    experts = {"_up_proj_qdata": np.zeros((2, 6, 8, 4), np.int32), "_up_proj_scale_and_zero": np.ones((2, 8, 6, 2))}
+    source = put(tmp_path / "in", tensors | experts, about)
+    with pytest.raises(CheckpointError, match=r"_up_proj_qdata is of torchao, .* no class for it; save its dequant"):
+        checkpoints.convert(source, tmp_path / "out", to_layout="same", dequantize=True)
+
+
+def test_static_scales_of_activations_are_kept_aside(tmp_path):
+    tensors, about, exact = parts("rows")
+    static = {"_weight_act_quant_scale": np.ones((1, 1), np.float32)}
+    source = put(tmp_path / "in", tensors | static, about)
+    checkpoints.convert(source, tmp_path / "out", to_layout="same", dequantize=True, dtype="f32")
+    made = checkpoints.read(tmp_path / "out")
+    assert made.keys() == {"model.norm.weight", f"{LAYER}.weight"}
+    np.testing.assert_array_equal(made[f"{LAYER}.weight"], exact.astype(np.float32))
 
 
 def test_each_file_describes_its_own_tensors(tmp_path):
@@ -114,6 +159,11 @@ REFUSED = {
     "cube": (lambda tensors, about: about | {"_data": {"block_size": [1, 1, 64]}}, "is no matrix of Int8Tensor"),
     "finer": (lambda tensors, about: about | {"_data": {"block_size": [1, 32]}}, r"must have the shape \(6, 2\) to go"),
     "float8": (lambda tensors, about: about | {"_type": "Float8Tensor"}, "is no matrix of Float8Tensor"),
+    "inputs": (
+        lambda tensors, about: tensors.update(_weight_act_pre_scale=np.ones(64, np.float32)),
+        "scales the inputs",
+    ),
+    "rows": (lambda tensors, about: about | {"_data": {"block_size": [1]}}, "is no matrix of Int8Tensor"),
     "zeros": (lambda tensors, about: tensors.update(_weight_zero_point=np.zeros((6, 1), np.int32)), "int32 .6, 1.$"),
     "scales": (lambda tensors, about: tensors.update(_weight_scale=np.ones((6, 1), np.int32)), "with int32 scales for"),
 }
