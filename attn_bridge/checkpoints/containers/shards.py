@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ...printable import printable
@@ -170,6 +170,12 @@ def share(
 
 
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<ending>\..+)")
+
+
+def is_numbered(names: Iterable[str]) -> bool:
+    """Return whether files are parts of one model by their names: ``X-00001-of-00003.bin``."""
+    hits = [_NUMBERED.fullmatch(name) for name in names]
+    return len({hit and hit.group("stem", "count", "ending") for hit in hits}) == 1 and hits[0] is not None
 
 
 def _absent(names: Collection[str]) -> list[str]:

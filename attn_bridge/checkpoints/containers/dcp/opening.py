@@ -13,7 +13,7 @@ from .. import mistaken
 from ..base import CheckpointError, Reader
 from ..files import bad, listed
 from ..remote import open_all
-from ..shards import ShardedReader, index_of
+from ..shards import ShardedReader, index_of, is_numbered
 from ..sources import inside
 from ..torch_file import TorchReader
 from .consolidated import SplitReader, check_numbers
@@ -42,6 +42,8 @@ def open_torch(path: Path) -> Reader:
     names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
     names = [name for name in names if not mistaken.is_state(name)]
     names = ["pytorch_model.bin"] if "pytorch_model.bin" in names else names
+    if is_numbered(names):
+        return ShardedTorchReader(path, None, TorchReader, tuple(names))
     if len(names) > 1 and all(re.fullmatch(r"consolidated\.[0-9]{2}\.pth", name) for name in names):
         files = open_all(lambda file: TorchReader(file, path), check_numbers(path, names))
         return SplitReader(path, dict(zip(names, files, strict=True)))

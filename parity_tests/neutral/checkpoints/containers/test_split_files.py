@@ -151,3 +151,24 @@ def test_parts_that_do_not_fit_are_refused_in_one_line(tmp_path, case):
     with pytest.raises(CheckpointError, match=r"^[^\n]*$") as caught:
         checkpoints.read(folder)
     assert message in str(caught.value)
+
+
+def put_part(path, arrays):
+    writer = TorchWriter(path, [TensorInfo(name, one.dtype.name, one.shape) for name, one in arrays.items()], {})
+    for name, array in arrays.items():
+        writer.write(name, array)
+    writer.finish()
+
+
+def test_numbered_files_of_torch_without_their_index_are_one_model(tmp_path):
+    source, arrays = tmp_path / "in", meta()
+    names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    source.mkdir()
+    for name, part in zip(names, (list(arrays)[:4], list(arrays)[4:]), strict=True):
+        put_part(source / name, {one: arrays[one] for one in part})
+    checkpoints.convert(source, tmp_path / "out", to_layout="same")
+    assert bits(checkpoints.read(tmp_path / "out")) == bits(arrays)
+    assert checkpoints.verify(source, tmp_path / "out").passed
+    (source / names[0]).unlink()
+    with pytest.raises(CheckpointError, match=rf"in: these files of it are missing: {names[0]}$"):
+        checkpoints.convert(source, tmp_path / "other", to_layout="same")
