@@ -51,8 +51,8 @@ def of(names: Shapes, fit: Fit, closest: Iterable[tuple[Layout, str]]) -> str:
     fits = _worth_it(names, _below(names, fit))
     if fits:
         first, *others = fits
-        outside = _head_outside(names, first)
-        return _dropping(names, [(first.layout, first.doubt)]) if outside else _stripping(names, first, others)
+        beside = _dropping(names, [(first.layout, first.doubt)])  # a model without a prefix next to its average
+        return beside if _head_outside(names, first) else beside + _stripping(names, first, others)
     return _dropping(names, closest)
 
 

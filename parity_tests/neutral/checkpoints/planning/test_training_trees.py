@@ -102,6 +102,14 @@ def test_every_model_of_a_file_is_advised(tmp_path, first, second):
     check_followed(tmp_path, source, theirs(1), strip=first)
 
 
+@pytest.mark.parametrize("front", ["ema.", "draft."])
+def test_a_model_without_a_prefix_is_advised_before_another_with_it(tmp_path, front):
+    source, message = refusal(tmp_path, theirs() | with_prefix(front, theirs(1)))
+    assert f"(--drop '{front}*'); 23 names begin with {front}" in message
+    check_followed(tmp_path, source, theirs(), drop=[f"{front}*"])
+    assert advised(message) == [front]
+
+
 def test_parameters_of_a_maxtext_step_are_advised(tmp_path):
     wanted = layouts.find("maxtext").from_canonical(llama(2), **CONFIG)
     bare = {name.removeprefix("params."): array for name, array in wanted.items()}
