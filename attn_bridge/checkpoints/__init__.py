@@ -55,8 +55,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def open(path: PathLike, *, format: str | None = None) -> Checkpoint:
-    """Open a checkpoint in any container as a mapping of names to arrays.
+def open(path: PathLike, *, format: str | None = None, step: int | None = None, item: str | None = None) -> Checkpoint:
+    """Open a checkpoint in any container as a mapping of names to arrays; for the options see `ConvertOptions`.
 
     Raises:
         CheckpointError: (a ValueError) it is absent, malformed, or in an unknown container.
@@ -64,7 +64,7 @@ def open(path: PathLike, *, format: str | None = None) -> Checkpoint:
     from . import containers
     from .containers import remote
 
-    return Checkpoint(containers.open_reader(remote.to_path(path), format))
+    return Checkpoint(containers.open_reader(remote.to_path(path), format, step=step, item=item))
 
 
 def read(path: PathLike) -> dict[str, np.ndarray]:
@@ -77,8 +77,10 @@ def read(path: PathLike) -> dict[str, np.ndarray]:
         return dict(checkpoint)
 
 
-def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
-    """Return a checkpoint's names, shapes, dtypes, layout and notes, from headers alone.
+def inspect(
+    path: PathLike, *, format: str | None = None, step: int | None = None, item: str | None = None
+) -> Inspection:
+    """Return a checkpoint's names, shapes, dtypes, layout and notes, from headers alone; options as for `open`.
 
     Raises:
         CheckpointError: (a ValueError) it is absent, malformed, or in an unknown container.
@@ -93,7 +95,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     from .selection import RANDOM_STATE, Selection, random_state_names, unwrap
 
     path = remote.to_path(path)
-    with family_beside(path), containers.open_reader(path, format) as reader:
+    with family_beside(path), containers.open_reader(path, format, step=step, item=item) as reader:
         layout, why = "", ""
         own_manifest = manifest.of(reader, path)
         selected, selection = reader, Selection()

@@ -109,8 +109,8 @@ def accompany(
     )
     put(where, text.encode("ascii"))
     if config is not None and is_folder:
-        put(payload / configs.name_of(reader.path, config), config)
-    copy(reader.path, plan.files, payload)
+        put(payload / configs.name_of(configs.home_of(reader), config), config)
+    copy(configs.home_of(reader), plan.files, payload)
 
 
 def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, object]]:
@@ -137,7 +137,7 @@ def config_beside(plan: Plan, reader: Reader, config: Mapping[str, object] | Non
     if reader.format in configs.MADE and is_kept:  # built from the file's metadata, for the source's names
         return None
     is_beside = (reader.format not in configs.MADE or reader.config is None) and bool(reader.files())
-    own = configs.text_beside(reader.path) if is_beside else None
+    own = configs.text_beside(configs.home_of(reader)) if is_beside else None
     if own is not None and own[0].name == configs.PARAMS:
         return None if is_folder else own[1]
     if own is not None:

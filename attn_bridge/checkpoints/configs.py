@@ -103,7 +103,14 @@ def notes_on_files(path: Path) -> tuple[str, ...]:
 
 def of_reader(reader: Reader) -> dict[str, object]:
     """Return the config.json of an open checkpoint: the one in its container, or that of its folder."""
-    return beside(reader.path) if reader.config is None else dict(reader.config)
+    return beside(home_of(reader)) if reader.config is None else dict(reader.config)
+
+
+def home_of(reader: Reader) -> Path:
+    """Return the path that has the config.json of a checkpoint: its own, or a run that it is a step or an item of."""
+    if not reader.above or text_beside(reader.path) is not None:
+        return reader.path
+    return next((folder for folder in reader.above if _file_beside(folder) is not None), reader.path)
 
 
 def checked_of(reader: Reader) -> dict[str, object]:
@@ -112,7 +119,7 @@ def checked_of(reader: Reader) -> dict[str, object]:
     Raises:
         CheckpointError: a size is not valid.
     """
-    config, path = of_reader(reader), reader.path
+    config, path = of_reader(reader), home_of(reader)
     kind = config.get("model_type")
     try:
         if kind is not None and not isinstance(kind, str):

@@ -112,6 +112,7 @@ class Wrapped(Reader):
         self.metadata: JsonObject = reader.metadata
         self.notes = reader.notes
         self.chosen = reader.chosen
+        self.above = reader.above
 
     @property
     def format(self) -> str:  # type: ignore[override]  # that of the reader, of which there are several

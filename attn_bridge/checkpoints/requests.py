@@ -203,7 +203,7 @@ def with_notes(plan: Plan, unused: Manifest | None) -> Plan:
 def with_files(plan: Plan, reader: Reader, is_folder: bool) -> Plan:
     """Return the plan with the files of the source's folder that are copied, and notes on those that are left out."""
     has_config = accompanying.config_beside(plan, reader, None, is_folder=is_folder) is not None
-    files, notes = accompanying.find(reader.path, is_folder=is_folder, has_config=has_config)
+    files, notes = accompanying.find(configs.home_of(reader), is_folder=is_folder, has_config=has_config)
     is_model = plan.target_layout.startswith("hf-") and layouts.find(plan.target_layout).whole
     if is_folder and is_model and not has_config:
         notes = (*notes, "no config.json is written, without which no model is loaded: copy that of the model")

@@ -193,6 +193,7 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
             raise
         raise CheckpointError(f"{error}{older}") from None
     reader.chosen = chosen
+    reader.above = tuple(folder for folder in reader.path.parents if folder.is_relative_to(run))
     reader.notes = (*reader.notes, note) if note else reader.notes
     return reader
 

@@ -109,6 +109,7 @@ class Reader(abc.ABC):
         unread: name of a tensor that can't be read -> the reason.
         shared: name of a tensor that is stored once for several names -> the name that it is stored under.
         chosen: the step and the item that were read from a folder with several.
+        above: the folders around `path`, from the nearest to the one that the user named, where that was followed.
     """
 
     format: ClassVar[str]
@@ -117,6 +118,7 @@ class Reader(abc.ABC):
     unread: Mapping[str, str] = MappingProxyType({})
     shared: Mapping[str, str] = MappingProxyType({})
     chosen: Mapping[str, int | str] = MappingProxyType({})
+    above: tuple[Path, ...] = ()
     path: Path
     tensors: dict[str, TensorInfo]
     metadata: JsonObject

@@ -221,6 +221,8 @@ def inspect(
         str | None,
         typer.Option(metavar="CONTAINER", help="Container of PATH, where its extension says none, or another."),
     ] = None,
+    step: Step = None,
+    item: Item = None,
     full: Annotated[bool, typer.Option("--full", help="Every tensor, not the first of each kind.")] = False,
     html: Annotated[
         str | None,
@@ -246,10 +248,10 @@ def inspect(
     if page is not None:
         check_page(page, path, json_file)
     collector.resume()
-    facts = checkpoints.inspect(path, format=format)
+    facts = checkpoints.inspect(path, format=format, step=step, item=item)
     if page is not None:
-        with _bytes_bar() as advance:
-            write_page(path, format, facts, page, advance)
+        with _bytes_bar() as advance, checkpoints.open(path, format=format, step=step, item=item) as checkpoint:
+            write_page(path, checkpoint, facts, page, advance)
         if show:
             open_in_browser(page)
     if json_file is not None:

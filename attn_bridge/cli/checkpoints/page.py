@@ -10,7 +10,7 @@ from ..judge import load_judge
 from .options import check_report
 
 if TYPE_CHECKING:
-    from ...checkpoints import Inspection
+    from ...checkpoints import Checkpoint, Inspection
 
 
 def check_page(page: str, path: Path, json_file: str | None) -> None:
@@ -27,19 +27,20 @@ def check_page(page: str, path: Path, json_file: str | None) -> None:
 
 
 def write_page(
-    path: Path, format: str | None, inspection: Inspection, page: str, advance: Callable[[int, int, str], None] | None
+    path: Path,
+    checkpoint: Checkpoint,
+    inspection: Inspection,
+    page: str,
+    advance: Callable[[int, int, str], None] | None,
 ) -> None:
     """Read every tensor, one at a time, and write a page on their values."""
-    from ... import checkpoints
-
-    checkpoint = load_judge("rendering.html.checkpoint")
+    rendering = load_judge("rendering.html.checkpoint")
     done, values = 0, {}
-    with checkpoints.open(path, format=format) as tensors:
-        for name, info in tensors.tensors.items():
-            values[name] = checkpoint.values_of(info, tensors[name])
-            done += info.nbytes
-            if advance is not None:
-                advance(done, inspection.nbytes, name)
+    for name, info in checkpoint.tensors.items():
+        values[name] = rendering.values_of(info, checkpoint[name])
+        done += info.nbytes
+        if advance is not None:
+            advance(done, inspection.nbytes, name)
     facts = {
         "Container": inspection.format,
         "Layout": inspection.layout or f"none that is known ({inspection.why})",
@@ -47,4 +48,4 @@ def write_page(
         "Digests": "beside it" if inspection.has_manifest else "none beside it",
         **{f"Metadata: {key}": str(value) for key, value in inspection.metadata.items()},
     }
-    checkpoint.as_html(str(path), facts, values, page)
+    rendering.as_html(str(path), facts, values, page)

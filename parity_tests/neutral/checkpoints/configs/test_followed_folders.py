@@ -16,6 +16,7 @@ from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
 from attn_bridge.cli.app import run
 
 from ..planning.test_training_trees import ours
+from .test_heads import CONFIG, base, plain
 
 
 def orbax(folder, **arrays):
@@ -93,6 +94,26 @@ def test_a_step_is_chosen_by_its_number(tmp_path, capsys):
     assert f"{source}: has no step 7 (--step); it has 9; 20; 100; 200\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("config", ["run/config.json", "run/7/config.json"])
+@pytest.mark.parametrize("item", ["default", "params"])
+def test_files_of_a_model_are_found_above_the_step_that_is_read(tmp_path, config, item):
+    source = tmp_path / "run"
+    orbax(source / "7" / item, **base(plain()))
+    (source / "7" / "_CHECKPOINT_METADATA").write_text("{}")
+    with pytest.raises(CheckpointError, match="holds no head"):
+        checkpoints.convert(source, tmp_path / "out", to_layout="tunix-llama3")
+    (tmp_path / config).write_text(json.dumps(CONFIG | {"tie_word_embeddings": True}))
+    (tmp_path / config).with_name("tokenizer.json").write_text("{}")
+    checkpoints.convert(source, tmp_path / "out", to_layout="tunix-llama3")
+    assert checkpoints.verify(source, tmp_path / "out").passed
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is True
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    assert checkpoints.inspect(source).layout == "hf-llama"
+    (tmp_path / config).write_text(json.dumps(CONFIG | {"tie_word_embeddings": False}))
+    with pytest.raises(CheckpointError, match="does not tie one"):
+        checkpoints.convert(source, tmp_path / "other", to_layout="tunix-llama3")
+
+
 def test_an_item_is_chosen_by_its_name(tmp_path):
     source = tmp_path / "run"
     for item in ("params", "opt_state"):
@@ -104,8 +125,20 @@ def test_an_item_is_chosen_by_its_name(tmp_path):
             checkpoints.convert(path, tmp_path / "x.npz", to_layout="same", item="ema")
         assert read(tmp_path, path, path.name, item="params")["w"][0] == 4
     assert read(tmp_path, source, "both", item="opt_state", step=3)["w"][0] == 3
+    assert checkpoints.inspect(source, item="opt_state", step=3).tensors.keys() == {"w"}
     steps(source, 5, item="params")
     assert read(tmp_path, source, "only")["w"][0] == 5
+
+
+def test_a_page_shows_the_step_and_item_that_are_chosen(tmp_path, capsys):
+    for item in ("params", "opt_state"):
+        source = steps(tmp_path / "run", 3, 4, item=item)
+    page = tmp_path / "x.html"
+    assert run(["inspect", str(source), "--html", str(page)]) == 2
+    assert "--item chooses one" in capsys.readouterr().err
+    assert run(["inspect", str(source), "--step", "3", "--item", "params", "--html", str(page)]) == 0
+    assert "w       float32" in capsys.readouterr().out
+    assert {"3", "0.5"} <= set(re.findall(r"[0-9.]+", page.read_text()))
 
 
 def test_a_newest_step_with_an_optimizer_alone_names_the_step_with_weights(tmp_path):
