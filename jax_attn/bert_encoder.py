@@ -145,7 +145,7 @@ class BertAttention(nnx.Module):
 
     def __init__(self, config: BertEncoderConfig, **options: Unpack[ParameterOptions]):
         width, rate = config.hidden_size, config.attention_probs_dropout_prob
-        self.num_heads = config.num_attention_heads
+        self.head_dim = width // config.num_attention_heads
         self.W_query = linear(width, width, **options)
         self.W_key = linear(width, width, **options)
         self.W_value = linear(width, width, **options)
@@ -157,7 +157,7 @@ class BertAttention(nnx.Module):
     ) -> Float[Array, "B T D"]:
         """Return the context ``(B, T, D)``; `attention_mask` is True where a token may be attended."""
         query, key, value = (
-            rearrange(project(x), "b t (h c) -> b t h c", h=self.num_heads)
+            rearrange(project(x), "b t (h c) -> b t h c", c=self.head_dim)
             for project in (self.W_query, self.W_key, self.W_value)
         )
         context = functional.dot_product_attention(

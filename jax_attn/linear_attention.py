@@ -100,8 +100,12 @@ class LinearAttention(Layer):
             shapes = (self.config.state_shape, self.config.conv_shape)
             cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask), shapes)
         query, key, value = (
-            rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
-            for project in (self.W_query, self.W_key, self.W_value)
+            rearrange(project(batch), "b t (h c) -> b t h c", c=channels)
+            for project, channels in (
+                (self.W_query, self.config.head_dim),
+                (self.W_key, self.config.head_dim),
+                (self.W_value, self.config.value_head_dim),
+            )
         )
         query, key = recurrence.relative_features(query), recurrence.positive_features(key)
         if cache is not None and return_weights:

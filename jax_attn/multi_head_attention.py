@@ -98,8 +98,9 @@ class MultiHeadAttention(Layer):
         batch = functional.as_batch(
             x, self.W_query, d_in=self.config.d_in, context_length=self.config.context_length, misplaced=_misplaced
         )
+        # By the width of a head, not by their number: a layer that was cut by heads has fewer of them.
         query, key, value = (
-            rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
+            rearrange(project(batch), "b t (h c) -> b t h c", c=self.config.head_dim)
             for project in (self.W_query, self.W_key, self.W_value)
         )
         result = functional.dot_product_attention(

@@ -93,12 +93,12 @@ class CrossAttention(Layer):
         """
         config = self.config
         batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
-        query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
+        query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", c=config.head_dim)
         mask = full().restrict(attention_mask)
         if context is not None:
             other = functional.as_context(context, x, self.W_key, d_context=config.d_context)
-            key = rearrange(self.W_key(other), "b s (h c) -> b s h c", h=config.num_kv_heads)
-            value = rearrange(self.W_value(other), "b s (h c) -> b s h c", h=config.num_kv_heads)
+            key = rearrange(self.W_key(other), "b s (h c) -> b s h c", c=config.head_dim)
+            value = rearrange(self.W_value(other), "b s (h c) -> b s h c", c=config.head_dim)
         else:
             validation.check_has_context(cache is not None)
             assert cache is not None, "checked"

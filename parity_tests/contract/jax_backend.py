@@ -51,6 +51,15 @@ def load(module: nnx.Module, weights: dict[str, np.ndarray]) -> None:
     set_weights(module, torch_to_flax(weights, module.config.rules()))
 
 
+def halve(layer: nnx.Linear, half: int, side: str) -> None:
+    """Keep the first or the second half of the ``outputs`` or ``inputs`` of a linear layer."""
+    for name in ("kernel", "bias"):
+        array = getattr(layer, name)
+        if array is not None and (name == "kernel" or side == "outputs"):
+            axis = 0 if side == "inputs" else -1
+            setattr(layer, name, nnx.Param(jnp.split(array[...], 2, axis)[half]))
+
+
 def parameter(module: nnx.Module, name: str) -> np.ndarray:
     """Return a parameter by its torch name."""
     return flax_to_torch(get_weights(module), module.config.rules())[name]

@@ -42,6 +42,14 @@ def load(module: nn.Module, weights: dict[str, np.ndarray]) -> None:
     set_weights(module, weights)
 
 
+def halve(layer: nn.Linear, half: int, side: str) -> None:
+    """Keep the first or the second half of the ``outputs`` or ``inputs`` of a linear layer."""
+    for name, array in list(layer.named_parameters()):
+        if name == "weight" or side == "outputs":
+            axis = 0 if side == "outputs" else 1
+            setattr(layer, name, nn.Parameter(array.detach().chunk(2, axis)[half]))
+
+
 def parameter(module: nn.Module, name: str) -> np.ndarray:
     """Return a parameter by its torch name."""
     return module.get_parameter(name).detach().numpy()
