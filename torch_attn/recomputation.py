@@ -7,6 +7,8 @@ records the draws of such a call and gives them again whenever the call is repea
 libraries are not seen, and `check_forward` refuses dropout in them. Sources are compared by identity.
 
 Draws by compiled code are not seen one by one. A stream whose count moved without them is set back as a whole.
+
+A cache is written in place, and a repeated call would find the tokens of the forward pass in it: `check_cache` refuses.
 """
 
 from __future__ import annotations
@@ -52,6 +54,9 @@ def register(stream: Stream) -> None:
     """Have recomputation restore this stream where compiled code draws from it."""
     _STREAMS.add(stream)
 
+
+_BEGUN: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+"""Caches that were begun in a backward pass, and its number."""
 
 # ---- draws
 
@@ -101,6 +106,28 @@ def check_forward() -> None:
         raise RuntimeError(
             "dropout in a backward pass would draw another mask than the forward pass did; recompute with "
             "torch.utils.checkpoint, or use rngs=None"
+        )
+
+
+def check_cache(cache: object, length: int) -> None:
+    """Refuse to append tokens to a cache in a backward pass, except to one that was begun there.
+
+    Args:
+        cache: the cache of the call.
+        length: number of tokens in it.
+
+    Raises:
+        RuntimeError: a backward pass is running, and `cache` has tokens from before.
+    """
+    task = torch._C._current_graph_task_id()
+    if task == -1:
+        return
+    if length == 0:
+        _BEGUN[cache] = task
+    elif _BEGUN.get(cache) != task:
+        raise RuntimeError(
+            "a recomputation in the backward pass would append its tokens to the cache again; call the checkpointed "
+            "function without a cache, or make the cache inside it"
         )
 
 

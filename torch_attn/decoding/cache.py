@@ -18,7 +18,7 @@ from torch.types import Device
 from attn_bridge import cache_validation, validation
 from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full, left_padding
 
-from .. import functional
+from .. import functional, recomputation
 from ..shards import beside
 from .trees import register
 
@@ -156,10 +156,13 @@ class KeyValueCache:
 
         Raises:
             ValueError: more tokens than the capacity, or shapes that do not fit.
+            RuntimeError: a checkpoint repeats the call in a backward pass.
         """
         cache_validation.check_cached(tuple(self.key.shape), tuple(key.shape))
         cache_validation.check_cached(tuple(self.value.shape), tuple(value.shape))
         first, tokens = self.length, key.shape[1]
+        if not torch.compiler.is_compiling():
+            recomputation.check_cache(self, first)
         cache_validation.check_room(first, tokens, self.capacity)
         length = first + tokens
         if positions is None:

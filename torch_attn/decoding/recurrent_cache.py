@@ -14,7 +14,7 @@ from torch.types import Device
 from attn_bridge import cache_validation
 from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_states, check_trim
 
-from .. import functional
+from .. import functional, recomputation
 from ..shards import beside
 from .trees import register
 
@@ -89,11 +89,14 @@ class RecurrentCache:
         Raises:
             ValueError: rows or states other than those of the cache, more tokens than the capacity, or a mask over
                 other tokens.
+            RuntimeError: a checkpoint repeats the call in a backward pass.
         """
         check_rows(rows, self.state.shape[0])
         if shapes is not None:
             conv_shape = None if self.conv_state is None else tuple(self.conv_state.shape)
             check_states(tuple(self.state.shape), conv_shape, shapes)
+        if not torch.compiler.is_compiling():
+            recomputation.check_cache(self, self.length)
         check_room(self.length, tokens, self.capacity)
         if mask_shape is not None:
             cache_validation.check_mask_of_cache(mask_shape, "bool", rows, self.length + tokens, self.capacity)

@@ -18,6 +18,8 @@ from torch.utils.checkpoint import (
 )
 
 import torch_attn
+from attn_bridge import masks
+from attn_bridge.specs import GroupedQueryAttentionConfig, find_variant
 from parity_tests.support.calls import cover
 from parity_tests.support.calls.bad_calls import MODULES
 from torch_attn import functional, recomputation
@@ -433,3 +435,44 @@ def test_a_wrapper_of_a_watched_function_is_left_as_it_is(monkeypatch):
     monkeypatch.setattr(function, "forward", staticmethod(wrapper))
     recomputation.watch()
     assert function.forward is wrapper
+
+
+CACHED = {
+    "keys": find_variant("GroupedQueryAttention").examples[0].config,
+    "window": GroupedQueryAttentionConfig(12, 2, mask=masks.sliding_window(2)),
+    "state": find_variant("GatedDeltaNet").examples[0].config,
+    "sums": find_variant("LinearAttention").examples[0].config,
+}
+
+
+def cached_call(name):
+    torch.manual_seed(0)
+    config = CACHED[name]
+    module = getattr(torch_attn, type(config).__name__.removesuffix("Config"))(config).eval()
+    return module, torch.randn(2, 6, config.d_in, requires_grad=True)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", CACHED)
+def test_a_repeated_call_with_a_cache_of_before_is_refused(name, reentrant):
+    module, x = cached_call(name)
+    cache = module.init_cache(2, 40)
+    output = checkpoint(lambda x: module(x, cache=cache)[0], x, use_reentrant=reentrant)
+    with pytest.raises(
+        RuntimeError, match=r"^a recomputation in the backward pass would append its tokens to the cache"
+    ):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(("name", "first"), [("keys", 6), ("window", 6), ("state", 4), ("sums", 4)])
+def test_a_cache_of_the_repeated_call_is_filled_again(name, first, reentrant):
+    module, x = cached_call(name)
+
+    def decode(x):
+        output, cache = module(x[:, :first], cache=module.init_cache(2, 6))
+        return output if first == 6 else torch.cat([output, module(x[:, first:], cache=cache)[0]], 1)
+
+    (expected,) = torch.autograd.grad(weigh(module(x)), x)
+    weigh(checkpoint(decode, x, use_reentrant=reentrant)).backward()
+    torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-5)
