@@ -67,7 +67,7 @@ def test_the_process_ends_with_one_line_whatever_a_factory_does(tmp_path):
         )
         for factory in ENDS
     }
-    ended = {factory: (process.communicate(timeout=100)[1], process.returncode) for factory, process in started.items()}
+    ended = {factory: (process.communicate(timeout=600)[1], process.returncode) for factory, process in started.items()}
     assert ended == {factory: (f"error: {line}\n", 2) for factory, line in ENDS.items()}
     pid = (tmp_path / "log.txt").read_text()
     assert (tmp_path / f"early.{pid}").read_text() == "kept"
@@ -82,7 +82,7 @@ def test_a_terminated_command_ends_by_that_signal_with_its_child(tmp_path):
     ) as process:
         (tmp_path / "started").read_bytes()  # until the child has opened it
         process.terminate()
-        assert process.communicate(timeout=100)[1] == b""  # once the child has ended, too
+        assert process.communicate(timeout=600)[1] == b""  # once the child has ended, too
     assert process.returncode == -signal.SIGTERM
 
 

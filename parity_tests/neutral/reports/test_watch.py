@@ -139,11 +139,11 @@ def test_phases_of_other_threads_are_their_own():
     def other():
         with watch.phase("second", "running"):
             started.set()
-            done.wait(5)
+            done.wait(600)
 
     thread = threading.Thread(target=other)
     thread.start()
-    started.wait(5)
+    started.wait(600)
     assert watched(0.2, lambda: time.sleep(0.6)) == []
     done.set()
     thread.join()
@@ -158,14 +158,14 @@ def test_a_phase_ends_when_it_fails():
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
 def test_children_and_their_children_end():
-    text = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(63)'])"
+    text = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     with subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.DEVNULL) as child:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 500
         while not (inner := watch._children(child.pid)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert len(inner) == 1
         watch.end_children(child.pid)
-        assert child.wait(20) == 0  # it was waiting for its own child
+        assert child.wait(500) == 0  # it was waiting for its own child
     assert not Path(f"/proc/{inner[0]}").exists()
 
 
@@ -179,7 +179,7 @@ with watch.Watchdog(0.3) as dog:
     dog.leave_nothing_beside(Path({str(tmp_path / "out")!r}))
     Path({str(tmp_path / ".ours.part")!r}).mkdir()
     with watch.phase("first", "running"):
-        time.sleep(30)
+        time.sleep(600)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2

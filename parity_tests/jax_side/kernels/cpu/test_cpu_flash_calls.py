@@ -145,7 +145,7 @@ heads = [jax.random.normal(jax.random.key(i), (2, 150, 4, 8)) for i in range(3)]
 program = jax.jit(jax.grad(lambda *heads: functional.dot_product_attention(*heads, implementation="cpu_flash").sum()))
 def run():
     jax.block_until_ready(program(*heads))
-    for _ in range(500):  # a thread that came late still looks at the job
+    for _ in range(60_000):  # a thread that came late still looks at the job
         if not held:
             return
         time.sleep(0.01)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
-import random
+import pathlib
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -20,6 +20,7 @@ from attn_bridge.checkpoints.workers.places.local import LocalPlace
 from attn_bridge.cli.app import run
 from attn_bridge.printable import shell_word
 from parity_tests.support.calls import cover
+from parity_tests.support.processes.forks import in_a_process
 
 from ..checkpoint_files import folder, interrupted, made, sharded, tree, write
 from ..checkpoints import gpt
@@ -155,11 +156,16 @@ def test_a_disk_that_is_really_full_keeps_nothing_of_a_run(tmp_path, monkeypatch
     assert [one.name for one in tmp_path.iterdir()] == ["hf"]
 
 
-SLOW = """
-import sys, time
-from attn_bridge import checkpoints
-checkpoints.convert(sys.argv[1], sys.argv[2], resume=True, progress=lambda done, total, name: time.sleep(0.004))
-"""
+def convert_until(reports: int, source, target):
+    """Resume a conversion in this process, and kill it when it has reported progress that often."""
+
+    def report(done, total, name):
+        nonlocal reports
+        reports -= 1
+        if not reports:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoints.convert(source, target, resume=True, progress=report)
 
 
 @cover.some("target", ["flax", "flax.npz"], always=["flax"])
@@ -167,17 +173,13 @@ def test_kills_at_any_moment_leave_all_or_nothing_and_resuming_ends_alike(tmp_pa
     source = sharded(tmp_path / "hf", width=32)
     undisturbed = checkpoints.convert(source, tmp_path / f"whole{target}").target
     wanted = tree(undisturbed) if undisturbed.is_dir() else undisturbed.read_bytes()
-    moments, there = random.Random(7), tmp_path / target
-    for _ in range(15):
-        process = subprocess.Popen([sys.executable, "-c", SLOW, str(source), str(there)], stderr=subprocess.DEVNULL)
-        time.sleep(moments.uniform(0.1, 0.9))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    there = tmp_path / target
+    for reports in (1, 3, 8, 2, 30, 5, 200, 10_000):
+        status = in_a_process(functools.partial(convert_until, reports, source, there))
+        assert status == (0 if there.exists() else -signal.SIGKILL)
         if there.exists():
             break
-    assert not there.exists() or (tree(there) if there.is_dir() else there.read_bytes()) == wanted
-    if not there.exists():
-        checkpoints.convert(source, there, resume=True)
+    assert reports > 8
     assert (tree(there) if there.is_dir() else there.read_bytes()) == wanted
     assert checkpoints.verify(source, there).passed
 
@@ -308,19 +310,19 @@ def test_a_refusal_leaves_no_staging_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["source.safetensors"]
 
 
-STOPPED = """
-import os, pathlib, sys
-from attn_bridge.checkpoints.workers.places.local import LocalPlace
-from attn_bridge.cli.app import run
-left, rename = [int(sys.argv[1])], pathlib.Path.replace
-def replace(self, target):
-    left[0] -= 1
-    if left[0] < 0:
-        os._exit(77)
-    return rename(self, target)
-pathlib.Path.replace = replace
-sys.exit(run(sys.argv[2:]))
-"""
+def run_until(renames: int, arguments):
+    """Run a command in this process, which ends instead of renaming once more."""
+    rename = pathlib.Path.replace
+
+    def replace(self, target):
+        nonlocal renames
+        renames -= 1
+        if renames < 0:
+            os._exit(77)
+        return rename(self, target)
+
+    pathlib.Path.replace = replace
+    sys.exit(run(arguments))
 
 
 @cover.some("old", ["none", "file", "folder"], always=["folder"])
@@ -336,16 +338,15 @@ def test_a_kill_between_any_two_renames_is_undone_or_finished(tmp_path, old):
     for stop in range(6):
         place = tmp_path / f"at {stop}"
         shutil.copytree(before, place)
-        code = [sys.executable, "-c", STOPPED, str(stop), *arguments, str(place / "x")]
-        done = subprocess.run(code, capture_output=True, text=True)
-        assert done.returncode in (0, 77), done.stderr
-        if done.returncode == 77:  # without --overwrite: what was there is back, or the new one is whole
+        ended = in_a_process(functools.partial(run_until, stop, [*arguments, str(place / "x")]))
+        assert ended in (0, 77)
+        if ended == 77:  # without --overwrite: what was there is back, or the new one is whole
             status = run([*arguments[:-1], str(place / "x"), "--resume"])
             shown = {path: data for path, data in tree(place).items() if ".partial" not in path}
             assert shown == (tree(wanted) if status == 0 else tree(before))
             assert run([*arguments, str(place / "x"), "--resume"]) == 0
         assert tree(place) == tree(wanted)
-    assert done.returncode == 0
+    assert ended == 0
 
 
 @pytest.mark.parametrize("target", ["flax", "flax.npz", "flax.orbax"])

@@ -89,7 +89,7 @@ def test_an_interrupt_leaves_no_process_and_no_word_from_one(whom, tmp_path):
     parent = _start(tmp_path)
     processes = _held(tmp_path)
     (os.killpg if whom == "its group" else os.kill)(parent.pid, signal.SIGINT)
-    assert parent.communicate(timeout=60) == ("", "interrupted\n")
+    assert parent.communicate(timeout=600) == ("", "interrupted\n")
     assert parent.returncode == 130
     assert not _alive(processes)
 
@@ -99,7 +99,7 @@ def test_workers_of_a_killed_process_end_with_what_they_started(tmp_path):
     parent = _start(tmp_path)
     processes = _held(tmp_path)
     parent.kill()
-    parent.communicate(timeout=60)
+    parent.communicate(timeout=600)
     assert not _alive(processes)
 
 
@@ -128,7 +128,7 @@ except KeyboardInterrupt:
 
 def _held(folder: Path) -> list[int]:
     """Return two workers and their children, once all of them are there."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while len(found := list(folder.iterdir())) < 4 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(found) == 4
@@ -137,7 +137,7 @@ def _held(folder: Path) -> list[int]:
 
 def _alive(processes: list[int]) -> list[int]:
     """Return those that run on; one that is killed ends when it gets its turn, a moment later on a busy machine."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while (found := [one for one in processes if _is_alive(one)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return found

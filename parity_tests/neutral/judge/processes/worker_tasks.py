@@ -53,11 +53,11 @@ def threads(variable: str) -> str | None:
 
 
 def wait_or_touch(task: tuple[str, str]) -> str:
-    """Wait until a file is there, for a minute at most, or make it."""
+    """Wait until a file is there, for ten minutes at most, or make it."""
     what, path = task
     if what == "touch":
         Path(path).touch()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while what == "wait" and not Path(path).exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     return what
