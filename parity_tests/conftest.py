@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks.measuring import memory
 
-from . import contexts, costs, settings
+from . import contexts, costs, probes, rows, settings
 
 ROOT = Path(__file__).parent
 
@@ -114,7 +114,10 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not probes.are_installed():  # which measure all rows again
+        rows.mark(items, rows.stored(rows.lane_of(config.getoption("--without"))))
     if contexts.is_unoptimized():
         skipped = pytest.mark.skip(reason="XLA_FLAGS keep XLA from optimizing; make test runs it in a process without")
         for item in items:
