@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from .validation import check_implementation, check_integer, is_one_of
+from .validation import Shape, check_implementation, check_integer, is_one_of, show
 
-Shape = tuple[int, ...]
 Form = Literal["chunked", "recurrent"]
 
 FORMS: tuple[Form, ...] = ("chunked", "recurrent")
@@ -70,7 +69,7 @@ def check_token_mask(shape: Shape, dtype: str, batch: int, tokens: int, longest:
     bare = (shape[0], shape[3]) if len(shape) == 4 and tuple(shape[1:3]) == (1, 1) else tuple(shape)
     if len(bare) != 2 or not is_one_of(bare[0], (1, batch)) or not tokens <= bare[1] <= longest:
         raise ValueError(
-            f"attention mask {_show(shape)} must have shape (B, S) = ({batch}, {seen}): "
+            f"attention mask {show(shape)} must have shape (B, S) = ({batch}, {seen}): "
             "a state shows every query the same tokens"
         )
 
@@ -89,17 +88,17 @@ def check_recurrence(shapes: Sequence[Shape], state: Shape | None, *, by_channel
     query, key, value, *gates = shapes
     for name, shape in zip(("query", "key", "value"), shapes, strict=False):
         if len(shape) != 4:
-            raise ValueError(f"{name} must have shape (B, T, H, D), got {_show(shape)}")
+            raise ValueError(f"{name} must have shape (B, T, H, D), got {show(shape)}")
     if query != key:
-        raise ValueError(f"query {_show(query)} and key {_show(key)} must have one shape")
+        raise ValueError(f"query {show(query)} and key {show(key)} must have one shape")
     if key[:2] != value[:2]:
-        raise ValueError(f"key {_show(key)} and value {_show(value)} must agree in batch and length")
+        raise ValueError(f"key {show(key)} and value {show(value)} must agree in batch and length")
     if key[2] < 1 or value[2] % key[2]:
         raise ValueError(f"heads of value ({value[2]}) must be a multiple of the heads of key ({key[2]})")
     for name, shape in zip(("log_decay", "beta"), gates, strict=False):
         per_channel = by_channel and name == "log_decay" and shape == (*value[:3], key[3])
         if shape != value[:3] and not per_channel:
-            raise ValueError(f"{name} {_show(shape)} must have shape (B, T, H) = {_show(value[:3])}")
+            raise ValueError(f"{name} {show(shape)} must have shape (B, T, H) = {show(value[:3])}")
     check_state(state, (value[0], value[2], key[3], value[3]))
 
 
@@ -110,21 +109,7 @@ def check_state(state: Shape | None, expected: Shape) -> None:
         ValueError: another shape.
     """
     if state is not None and state != expected:
-        raise ValueError(f"state {_show(state)} must have shape (B, H, D, Dv) = {_show(expected)}")
-
-
-def check_cache_sizes(batch_size: int, capacity: int) -> None:
-    """Check the sizes of a new cache.
-
-    Raises:
-        TypeError: a size is not an integer.
-        ValueError: a size is below 1.
-    """
-    for name, size in (("batch_size", batch_size), ("capacity", capacity)):
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
-        if size < 1:
-            raise ValueError(f"{name} ({size}) must be at least 1")
+        raise ValueError(f"state {show(state)} must have shape (B, H, D, Dv) = {show(expected)}")
 
 
 def check_states(state: Shape, conv_state: Shape | None, shapes: tuple[Shape, Shape | None]) -> None:
@@ -136,7 +121,7 @@ def check_states(state: Shape, conv_state: Shape | None, shapes: tuple[Shape, Sh
     of_cache = (state[1:], None if conv_state is None else conv_state[1:])
     if of_cache != shapes:
         got, expected = (
-            " and ".join(_show(shape) for shape in pair if shape is not None) for pair in (of_cache, shapes)
+            " and ".join(show(shape) for shape in pair if shape is not None) for pair in (of_cache, shapes)
         )
         raise ValueError(f"cache must be what init_cache of the module returns: rows of {expected}, got {got}")
 
@@ -151,18 +136,6 @@ def check_rows(batch: int, rows: int) -> None:
         raise ValueError(f"batch of x ({batch}) must be the batch of the cache ({rows})")
 
 
-def check_room(length: int, tokens: int, capacity: int) -> None:
-    """Check that a cache of `length` tokens has room for new ones.
-
-    Raises:
-        ValueError: the total exceeds the capacity.
-    """
-    if length + tokens > capacity:
-        raise ValueError(
-            f"tokens in the cache ({int(length)}) and new ones ({tokens}) must be at most capacity ({capacity})"
-        )
-
-
 def check_trim(length: int, tokens: int) -> None:
     """Check the length to which a state is to be trimmed.
 
@@ -173,7 +146,3 @@ def check_trim(length: int, tokens: int) -> None:
     check_integer("length", length)
     if not is_one_of(length, (0, tokens)):
         raise ValueError(f"length ({length}) must be 0 or {tokens}: a state does not tell what it was before")
-
-
-def _show(shape: Shape) -> str:
-    return str(tuple(int(size) for size in shape))

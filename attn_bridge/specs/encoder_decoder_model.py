@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from ..validation import is_floating
+from ..validation import is_floating, show
 from .base import LATER, Config, Parameter, convolution, linear, matrix
 from .blocks.feed_forward import Activation, FeedForwardConfig
 from .cross_attention import CrossAttentionConfig
@@ -355,9 +355,9 @@ class EncoderDecoderConfig(ModelConfig):
         if not is_floating(dtype):
             raise TypeError(f"source must have a floating-point dtype, got {dtype}")
         if len(shape) != 3 or shape[1] != channels:
-            raise ValueError(f"source must have shape (B, {channels}, frames), got {_show(shape)}")
+            raise ValueError(f"source must have shape (B, {channels}, frames), got {show(shape)}")
         if shape[0] < 1 or shape[2] < 1:
-            raise ValueError(f"source must hold at least 1 frame, got shape {_show(shape)}")
+            raise ValueError(f"source must hold at least 1 frame, got shape {show(shape)}")
         if shape[2] > stride * encoder.num_positions:
             raise ValueError(f"number of frames ({shape[2]}) must be at most {stride * encoder.num_positions}")
         return encoder.convolutions.positions(shape[2])
@@ -383,7 +383,7 @@ def check_source_mask(dtype: str, shape: Shape, wanted: Shape) -> None:
     if dtype != "bool":
         raise TypeError(f"source_mask must be bool, got {dtype}")
     if shape != wanted:
-        raise ValueError(f"source_mask must have shape (B, S) = {_show(wanted)}, got {_show(shape)}")
+        raise ValueError(f"source_mask must have shape (B, S) = {show(wanted)}, got {show(shape)}")
 
 
 def check_is_encoded(is_encoded: bool) -> None:
@@ -394,7 +394,3 @@ def check_is_encoded(is_encoded: bool) -> None:
     """
     if not is_encoded:
         raise ValueError("source (None) must be given, or a cache that holds one")
-
-
-def _show(shape: Shape) -> str:
-    return str(tuple(int(size) for size in shape))

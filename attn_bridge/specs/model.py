@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from ..printable import printable
-from ..validation import check_dense, check_integer
+from ..validation import check_dense, check_integer, show
 from ..weights import Rule
 from .base import Config, Parameter
 
@@ -126,9 +126,9 @@ def check_ids(
     if not is_integer(dtype):
         raise TypeError(f"{name} must have an integer dtype, got {dtype}")
     if len(shape) != 2:
-        raise ValueError(f"{name} must have shape (B, T), got {_show(shape)}")
+        raise ValueError(f"{name} must have shape (B, T), got {show(shape)}")
     if shape[0] < 1 or shape[1] < 1:
-        raise ValueError(f"{name} must hold at least 1 token, got shape {_show(shape)}")
+        raise ValueError(f"{name} must hold at least 1 token, got shape {show(shape)}")
     if longest is not None and shape[1] > longest:
         raise ValueError(f"number of tokens ({shape[1]}) must be at most {longest_name} ({longest})")
 
@@ -160,7 +160,7 @@ def check_beside_ids(
     if not (is_integer(dtype) or (may_be_bool and dtype == "bool")):
         raise TypeError(f"{name} must have {'dtype bool or ' if may_be_bool else ''}an integer dtype, got {dtype}")
     if shape != ids_shape:
-        raise ValueError(f"{name} must have the shape of {ids_name} {_show(ids_shape)}, got {_show(shape)}")
+        raise ValueError(f"{name} must have the shape of {ids_name} {show(ids_shape)}, got {show(shape)}")
 
 
 def check_range(name: str, lowest: int, highest: int, size: int) -> None:
@@ -199,7 +199,3 @@ def check_max_new_tokens(value: Any) -> None:
 def is_integer(dtype: str) -> bool:
     """Return whether a dtype name is one of whole numbers; bool is not."""
     return dtype.startswith(("int", "uint"))
-
-
-def _show(shape: Shape) -> str:
-    return str(tuple(int(size) for size in shape))

@@ -423,6 +423,7 @@ def _overlap(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, 
                 array[row, number[word]] = weight
     # Two weights of a word count as their geometric mean, which is a matrix product.
     roots = np.sqrt(mine), np.sqrt(its)
+    # Jaccard's index, the intersection over the union, of weighted words.
     shared = roots[0] @ roots[1].T
     union = mine.sum(1)[:, None] + its.sum(1)[None, :] - shared
     return np.where(union > 0, shared / np.where(union > 0, union, 1.0), 0.5)

@@ -329,6 +329,8 @@ class _Tally:
                 self.apart, self.apart_at = float(apart[top]), start + top
             if apart[top] > self.limit:
                 self.beyond += int((apart > self.limit).sum())
+        # A side without float64 is measured by the float64 of the other; without any, the first side is the measure of
+        # both.
         truths = (
             first_oracle if first_oracle is not None else second_oracle if second_oracle is not None else first,
             second_oracle if second_oracle is not None else first_oracle if first_oracle is not None else first,

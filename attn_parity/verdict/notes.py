@@ -269,6 +269,7 @@ def _cover(runner: Runner, matches: dict[str, Match], coverage: Coverage) -> Non
     if not matches:
         return
     before = {side: runner.changed(side, [], 0.0) for side in SIDES}
+    # All of them at once: if nothing moves then, none of them has to be moved alone.
     still = not any(runner.reaches(side, before, list(matches.values()), 1.0) for side in SIDES)
     for name, match in matches.items():
         reached = {side: runner.reaches(side, before, [match], np.nan) for side in SIDES}

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attn_bridge import cache_validation
-from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_states, check_trim
+from attn_bridge.recurrence import check_rows, check_states, check_trim
 from attn_bridge.validation import check_integer
 
 from . import running
@@ -65,7 +65,7 @@ class RecurrentCache:
         Raises:
             ValueError: a size below 1.
         """
-        check_cache_sizes(batch_size, capacity)
+        cache_validation.check_cache_sizes(batch_size, capacity)
         wide = jnp.promote_types(dtype or jnp.float32, jnp.float32)
         conv = None if conv_shape is None else jnp.zeros((batch_size, *conv_shape), dtype)
         return cls(jnp.zeros((batch_size, *state_shape), wide), conv, jnp.zeros((), jnp.int32), capacity)
@@ -111,7 +111,7 @@ class RecurrentCache:
         self, rows: int, tokens: int, mask_shape: tuple[int, int] | None, length: int | None = None
     ) -> None:
         """Check new tokens and their mask behind `length` tokens; None if that is not known."""
-        check_room(length or 0, tokens, self.capacity)
+        cache_validation.check_room(length or 0, tokens, self.capacity)
         if mask_shape is not None:
             so_far = None if length is None else length + tokens
             cache_validation.check_mask_of_cache(mask_shape, "bool", rows, so_far, self.capacity)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.types import Device
 
 from attn_bridge import cache_validation
-from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_states, check_trim
+from attn_bridge.recurrence import check_rows, check_states, check_trim
 
 from .. import functional, recomputation
 from ..shards import beside
@@ -65,7 +65,7 @@ class RecurrentCache:
         Raises:
             ValueError: a size below 1.
         """
-        check_cache_sizes(batch_size, capacity)
+        cache_validation.check_cache_sizes(batch_size, capacity)
         wide = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
         conv = None if conv_shape is None else torch.zeros(batch_size, *conv_shape, device=device, dtype=dtype)
         return cls(torch.zeros(batch_size, *state_shape, device=device, dtype=wide), conv, 0, capacity)
@@ -97,7 +97,7 @@ class RecurrentCache:
             check_states(tuple(self.state.shape), conv_shape, shapes)
         if not torch.compiler.is_compiling():
             recomputation.check_cache(self, self.length)
-        check_room(self.length, tokens, self.capacity)
+        cache_validation.check_room(self.length, tokens, self.capacity)
         if mask_shape is not None:
             cache_validation.check_mask_of_cache(mask_shape, "bool", rows, self.length + tokens, self.capacity)
         return self

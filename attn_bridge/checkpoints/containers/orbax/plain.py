@@ -46,6 +46,7 @@ def chunk_ranges(plain: PlainArray, start: int, stop: int) -> list[tuple[str, in
     """Return which bytes of which chunks are bytes ``start:stop`` of an array, in their order."""
     if not plain.shape:
         return [("0", start, stop)]
+    # Chunks are cut along this axis alone: in front of it they are one element long, and behind it axes are whole.
     split = next((axis for axis, size in enumerate(plain.chunks) if size > 1), len(plain.chunks) - 1)
     item = plain.size // math.prod(plain.chunks)
     row = math.prod(plain.shape[split + 1 :]) * item

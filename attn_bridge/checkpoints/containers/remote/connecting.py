@@ -28,6 +28,7 @@ _systems: dict[tuple[object, ...], object] = {}
 def _system(protocol: str, make: Callable[[], object]) -> object:
     """Return a cached file system with its open connections, one per process and environment."""
     environment = sorted(one for one in os.environ.items() if one[0].upper().startswith(PREFIXES))
+    # A fork must not share the sockets of its parent, and other variables may mean other credentials.
     key = os.getpid(), protocol, *environment
     if key not in _systems:
         _systems.clear()

@@ -424,6 +424,7 @@ class Store:
     async def _read(self, key: str, entry: StoreEntry, ranges: Sequence[tuple[int, memoryview]]) -> None:
         cut = [part for start, into in ranges for part in parts(start, into)]
         await self._all([functools.partial(self._get, key, entry, start, into) for start, into in cut])
+        # Behind the ranges, not in front of them: a file that is replaced between two of them is noticed, too.
         if not self.is_tied:
             await self._all([functools.partial(self._confirm, key, entry)])
 
