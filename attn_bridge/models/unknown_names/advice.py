@@ -51,8 +51,9 @@ def of(names: Shapes, fit: Fit, closest: Iterable[tuple[Layout, str]]) -> str:
     fits = _worth_it(names, _below(names, fit))
     if fits:
         first, *others = fits
-        beside = _dropping(names, [(first.layout, first.doubt)])  # a model without a prefix next to its average
-        return beside if _head_outside(names, first) else beside + _stripping(names, first, others)
+        if _head_outside(names, first):
+            return _dropping(names, [(first.layout, first.doubt)])
+        return _model_beside(names, first) + _stripping(names, first, others)
     return _dropping(names, closest)
 
 
@@ -117,6 +118,17 @@ def _stripping(names: Collection[str], first: _Below, others: list[_Below]) -> s
         )
         + (f"; {first.doubt}" if first.doubt else "")
     )
+
+
+def _model_beside(names: Collection[str], fit: _Below) -> str:
+    """Return how to take the model whose names have no prefix, next to one such as its average; "" without any."""
+    rest = [name for name in names if not name.startswith(fit.prefix)]
+    covered = fit.layout.match(rest)[1]
+    if not fit.layout.whole or len(covered) < len(rest) or not fit.layout.is_complete(covered):
+        return ""
+    end = f" --from {fit.layout.name}" if fit.doubt else ""
+    pattern = shell_word(f"{fit.prefix}*")
+    return f"; {len(rest)} names are those of {fit.layout.name} without the others (--drop {pattern}{end})"
 
 
 def _head_outside(names: Collection[str], fit: _Below) -> bool:

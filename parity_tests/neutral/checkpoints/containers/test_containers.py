@@ -22,10 +22,10 @@ from attn_bridge.checkpoints.containers import (
     WRITERS,
     CheckpointError,
     TensorInfo,
-    files,
     format_of,
     make_writer,
     open_reader,
+    strided,
 )
 from attn_bridge.checkpoints.containers.dcp import writer as dcp_writer
 from attn_bridge.checkpoints.containers.files import File, boxes
@@ -69,7 +69,7 @@ def test_formats_that_nobody_asks_for_are_not_loaded(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], capture_output=True, text=True, check=True)
     assert (
         done.stdout
-        == "['base', 'files', 'links', 'mistaken', 'npz', 'paths', 'remote', 'sources', 'targets', 'writing', 'zips']\n"
+        == "['base', 'files', 'mistaken', 'npz', 'paths', 'remote', 'sources', 'strided', 'writing', 'zips']\n"
     )
 
 
@@ -539,7 +539,7 @@ def test_npz_of_numpy_are_read(tmp_path):
 
 @pytest.mark.parametrize("part", [1 << 24, 64])
 def test_npz_in_another_order_come_out_in_ours(tmp_path, monkeypatch, part):
-    monkeypatch.setattr(files, "PART", part)
+    monkeypatch.setattr(strided, "PART", part)
     rng = np.random.default_rng(0)
     arrays = {name: random_array(name, (5, 3, 4), rng) for name in ("float32", "complex64", "int16", "bool")}
     stored = {name: np.asfortranarray(array) for name, array in arrays.items()}

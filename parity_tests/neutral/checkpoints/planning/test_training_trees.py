@@ -105,7 +105,7 @@ def test_every_model_of_a_file_is_advised(tmp_path, first, second):
 @pytest.mark.parametrize("front", ["ema.", "draft."])
 def test_a_model_without_a_prefix_is_advised_before_another_with_it(tmp_path, front):
     source, message = refusal(tmp_path, theirs() | with_prefix(front, theirs(1)))
-    assert f"(--drop '{front}*'); 23 names begin with {front}" in message
+    assert f"(--drop '{front}*'); 25 names begin with {front}" in message
     check_followed(tmp_path, source, theirs(), drop=[f"{front}*"])
     assert advised(message) == [front]
 
