@@ -1,8 +1,9 @@
 """Choose the rows of parametrised tests that ``make test`` runs; the rest is marked ``full``, for ``make full``.
 
-Of a product, each value of each argument runs once. Of a test that was measured, ``parity_tests/rows.json`` stores the
-rows to leave out, which run no code that other rows of the test don't run; a row that is new since then always runs.
-To measure again, run tests of a lane in one process with probes in the project's code, and choose from the records::
+Of a product, each value of each argument runs once with each framework. Of a test that was measured,
+``parity_tests/rows.json`` stores the rows to leave out, which run no code that other rows of the test don't run; a row
+that is new since then always runs. To measure again, run tests of a lane in one process with probes in the project's
+code, and choose from the records::
 
     python -m parity_tests.rows record build/rows/torch.json -q parity_tests --exact --without jax \
         -m "not optimized and not full"
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 STORED = Path(__file__).with_name("rows.json")
 """Lane -> test -> the rows that it leaves out; a file instead of a test leaves out none, as all of it is cheap."""
+
+FRAMEWORKS = {"side", "framework", "package", "backend"}
+"""Arguments whose values are frameworks: rows of either run other code, and each has a cover of its own."""
 
 VALUES = 8
 """Values of an axis up to which each is kept; more are a list of cases, of which the blocks decide."""
@@ -98,11 +102,19 @@ def values_of(item: pytest.Item) -> dict[str, Hashable]:
 
 
 def cover(rows: Sequence[Mapping[str, Hashable]]) -> set[int]:
-    """Return the numbers of rows in which each value of each axis occurs, all of them where there is one axis.
+    """Return the numbers of rows in which each value of each axis occurs, for each framework.
 
     Args:
         rows: axis -> value, for each row.
     """
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        groups[tuple(row[axis] for axis in row if axis in FRAMEWORKS)].append(number)
+    return {numbers[index] for numbers in groups.values() for index in _cover([rows[number] for number in numbers])}
+
+
+def _cover(rows: Sequence[Mapping[str, Hashable]]) -> set[int]:
+    """Return the numbers of rows in which each value of each axis occurs, all of them where there is one axis."""
     axes = _axes(rows)
     if len(axes) < 2:
         return set(range(len(rows)))

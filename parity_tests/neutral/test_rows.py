@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -86,6 +87,15 @@ def test_of_a_product_each_value_runs_and_meets_several_of_the_other_axis():
     assert len(kept) == 6
     assert {row["first"] for row in kept} == set(range(6))
     assert [sum(row["second"] == second for row in kept) for second in range(2)] == [3, 3]
+
+
+def test_each_framework_has_a_cover():
+    product = [
+        {"side": side, "name": name, "mode": mode} for side in range(2) for name in range(3) for mode in range(3)
+    ]
+    kept = [product[number] for number in rows.cover(product)]
+    assert {(row["side"], row["name"]) for row in kept} == {(side, name) for side in range(2) for name in range(3)}
+    assert len(kept) == 6
 
 
 @pytest.mark.parametrize("cases", [[], [{"a": 0, "b": 0}], [{"a": n, "b": 0} for n in range(4)]], ids=len)

@@ -98,7 +98,7 @@ def assert_close(found, wanted, rows, limit):
     assert np.abs(found - wanted)[rows].max() <= limit * np.abs(wanted[rows]).max()
 
 
-@cover.rotated(("name", "padded"), NAMES, ["left", "none", "right"])
+@cover.rotated(("name", "padded"), NAMES, ["left", "none", "right"], KINDS)
 def test_logits_and_hidden_states_are_those_of_transformers(side, name, padded):
     oracle = run(name, padded)
     logits, hidden = outputs(side, name, oracle)
