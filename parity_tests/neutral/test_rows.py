@@ -90,9 +90,8 @@ def test_of_a_product_each_value_runs_and_meets_several_of_the_other_axis():
 
 
 def test_each_framework_has_a_cover():
-    product = [
-        {"side": side, "name": name, "mode": mode} for side in range(2) for name in range(3) for mode in range(3)
-    ]
+    values = itertools.product(range(2), range(3), range(3))
+    product = [{"side": side, "name": name, "mode": mode} for side, name, mode in values]
     kept = [product[number] for number in rows.cover(product)]
     assert {(row["side"], row["name"]) for row in kept} == {(side, name) for side in range(2) for name in range(3)}
     assert len(kept) == 6
