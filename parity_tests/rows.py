@@ -10,7 +10,7 @@ code, and choose from the records::
     python -m parity_tests.rows choose build/rows/*.json
 
 `choose` keeps, of each test, rows that together run every block of code that any of its rows runs, and of a product
-every value of each short argument. Tests that start processes keep all rows, as probes see one process.
+every value of each short argument. Rows that start processes stay, as probes see one process, and so do rows that fail.
 """
 
 from __future__ import annotations
@@ -224,16 +224,14 @@ def read(path: Path) -> dict[str, list[Row]]:
 
 def left_out(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of a test that others make needless, or nothing where that saves little."""
-    if len(rows) < 2 or not all(row.is_whole for row in rows):
-        return []
     axes = _short_axes(rows)
-    wanted = {row.name: _reasons(row, axes) for row in rows}
+    wanted = {row.name: _reasons(row, axes) for row in rows if row.is_whole}
     counts = Counter(reason for reasons in wanted.values() for reason in reasons)
     missing = {reason: min(RUNS if isinstance(reason, int) else 1, count) for reason, count in counts.items()}
-    kept: set[str] = set()
+    kept = {row.name for row in rows if not row.is_whole}
     while missing:
         best = max(
-            (row for row in rows if row.name not in kept),
+            (row for row in rows if row.is_whole and row.name not in kept),
             key=lambda row: len(wanted[row.name] & missing.keys()) / (row.seconds + 0.01),
         )
         kept.add(best.name)
