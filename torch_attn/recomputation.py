@@ -26,6 +26,8 @@ import torch
 import torch.utils.checkpoint  # with torch itself
 from torch import Tensor
 
+from .operations.tracing import is_traced
+
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -147,7 +149,7 @@ def refuse_capture(tag: str, capture: str) -> NoReturn:
 
 
 def _check_no_capture(tag: str) -> None:
-    if torch.jit.is_tracing() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+    if is_traced():
         refuse_capture(tag, "a trace")
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         refuse_capture(tag, "a CUDA graph")

@@ -18,6 +18,7 @@ from .. import functional
 from ..implementations.second_derivatives import in_vmap
 from ..initial_weights import filled, linear
 from ..layer import Layer
+from ..operations.tracing import is_traced
 from ..random import JaxRngs
 from ..rms_norm import RMSNorm
 from .feed_forward import GatedFeedForward
@@ -77,8 +78,8 @@ class MixtureOfExperts(Layer):
             tokens = self.norm(tokens)
         weights = weights.to(x.dtype)
         out = torch.zeros_like(tokens)
-        # A compiler and `vmap` know no numbers, and so take all tokens to every expert.
-        is_blind = torch.compiler.is_compiling() or in_vmap()
+        # A compiler and `vmap` know no numbers, and a trace would keep the experts of these: all tokens go to each.
+        is_blind = torch.compiler.is_compiling() or is_traced() or in_vmap()
         for number, expert in enumerate(self.experts):
             is_here = chosen == number
             weight = torch.where(is_here, weights, 0.0).sum(-1, keepdim=True)

@@ -186,8 +186,10 @@ def _split_mask(call: KernelCall) -> tuple[Tensor | None, bool]:
         return None, False
     _, _, queries, keys = call.scores_shape
     band = as_band(call.mask)
-    # The kernel hides keys before it scales the scores: a scale of 0 or below would bring them back.
-    if band is not None and not band[1] and call.bias is None and call.scale > 0:
+    # The kernel hides keys before it scales the scores: a scale of 0 or below, or one that it rounds to 0, would bring
+    # them back.
+    least = torch.finfo(torch.promote_types(call.query.dtype, torch.float32)).tiny
+    if band is not None and not band[1] and call.bias is None and call.scale >= least:
         offset, size = band[0].offset, band[0].size
         if offset == 0 and (size is None or is_true(size >= queries)):
             return None, True

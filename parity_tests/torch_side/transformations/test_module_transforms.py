@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, jvp, stack_module_state, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_attn
 from attn_bridge.specs import VARIANTS, FeedForwardConfig, MixtureOfExpertsConfig, find_variant
@@ -64,6 +65,11 @@ def made(case: str, seed: int = 0) -> tuple[Called, int]:
     return Called(module.eval().double(), False), config.d_in
 
 
+def make_traced(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Callable[..., Tensor]:
+    """Return the graph of a call."""
+    return make_fx(module)(*inputs)
+
+
 def tokens(case: str, *shape: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(0.3 * modules.draw(*shape, made(case)[1], seed=seed, dtype="float64"))
 
@@ -96,9 +102,14 @@ def test_an_ensemble_gives_what_its_members_give(case):
     assert_close(got, torch.stack([member(x) for member in members]))
 
 
-def test_experts_are_chosen_for_each_sample_inside_vmap():
+def mixture() -> MixtureOfExperts:
+    torch.manual_seed(0)
     experts = FeedForwardConfig(d_in=8, hidden_dim=12)
-    module = MixtureOfExperts(MixtureOfExpertsConfig(experts, num_experts=4, top_k=2)).double()
+    return MixtureOfExperts(MixtureOfExpertsConfig(experts, num_experts=4, top_k=2)).double()
+
+
+def test_experts_are_chosen_for_each_sample_inside_vmap():
+    module = mixture()
     weights = dict(module.named_parameters())
     x = torch.from_numpy(modules.draw(3, 5, 8, seed=0, dtype="float64"))
     assert_close(vmap(module)(x), alone(module, x))
@@ -148,3 +159,13 @@ def test_a_traced_program_takes_other_sizes(case):
         program = torch.jit.trace(call, (tokens(case, 2, length),), check_trace=False)
         for x in (tokens(case, 1, 3), tokens(case, 2, LENGTH)):
             torch.testing.assert_close(program(x), call(x), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("record", [functools.partial(torch.jit.trace, check_trace=False), make_traced])
+def test_a_traced_program_chooses_experts_for_other_tokens(record):
+    module = mixture().requires_grad_(False)
+    x = torch.from_numpy(modules.draw(3, 40, 8, seed=0, dtype="float64"))
+    assert len(module.choose(x[0, :1])[0].unique()) < 4 == len(module.choose(x[0])[0].unique())
+    program = record(module, (x[:1, :1].expand(3, 40, 8),))
+    assert_close(program(x), module(x))
