@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -38,8 +39,10 @@ def check_place(reader: Reader, target: Path, staging: Path, is_folder: bool) ->
     check_names(target, staging, is_folder)
     try:
         source, places = resolve(reader.path), [resolve(target), resolve(staging)]
-    except OSError:
-        raise CheckpointError(f"{target} is a link to itself") from None
+    except OSError as error:
+        is_loop = error.errno == errno.ELOOP
+        why = "is a link to itself" if is_loop else f"can't be written to: {error.strerror}"
+        raise CheckpointError(f"{target} {why}") from None
     for path in places:
         # The rename onto the target, or the deletion of the staging folder, would take the source along.
         if path == source or source in path.parents or path in source.parents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -13,6 +14,7 @@ import pytest
 
 from attn_bridge import WeightsMismatchError, checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.checkpoints.workers.places import staging
 from attn_bridge.cli.app import run
 from attn_bridge.models.layouts import LayoutError
 
@@ -294,6 +296,15 @@ def test_links_are_replaced_and_never_followed(tmp_path):
         checkpoints.convert(source, tmp_path / "loop", overwrite=True)
     with pytest.raises(CheckpointError, match="the name is too long"):
         checkpoints.convert(source, tmp_path / ("x" * 250))
+
+
+def test_a_folder_that_may_not_be_entered_is_not_called_a_link(tmp_path, monkeypatch):
+    def resolve(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(staging, "resolve", resolve)  # tests run as root, who may enter any folder
+    with pytest.raises(CheckpointError, match=r"out can't be written to: Permission denied$"):
+        checkpoints.convert(folder(tmp_path / "hf"), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
