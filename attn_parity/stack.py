@@ -7,9 +7,9 @@ import functools
 import linecache
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -26,6 +26,12 @@ _ROOMS = {("attn_parity", "frameworks", "torch"): "torch", ("attn_parity", "fram
 _PATCHES = ("promotion.py", "patching.py")
 """Files of functions that take the place of a framework's while user code runs: that code called them."""
 
+_FORWARD = ("forward", "__call__")
+"""Names of the functions that a module computes its results in."""
+
+_MOST_SHOWN = 60
+"""Most characters of an expression that are shown."""
+
 _DUMPED = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
@@ -37,19 +43,44 @@ class StackLine(NamedTuple):
         number: of the line.
         function: the name of the function.
         frame: of a live stack.
+        instruction: the code of the function and the index of the instruction in it, if known.
     """
 
     file: str
     number: int
     function: str
     frame: FrameType | None = None
+    instruction: tuple[CodeType, int] | None = None
+
+
+class CallSite(NamedTuple):
+    """The user's code that calls for an operation.
+
+    Attributes:
+        below: the instructions from the operation to the user's line: every run of this code has the same ones.
+        lines: the user's line, and those that call its function, up to the forward pass of a module.
+    """
+
+    below: tuple[object, ...]
+    lines: tuple[StackLine, ...]
+
+    @property
+    def where(self) -> str:
+        """``file:line`` of the user's line."""
+        return f"{_shortened(self.lines[0].file)}:{self.lines[0].number}"
+
+    @property
+    def instructions(self) -> tuple[object, ...]:
+        """Those of the user's lines: runs of one helper function have other ones where other code calls it."""
+        return tuple(line.instruction for line in self.lines)
 
 
 def live(frame: FrameType | None) -> list[StackLine]:
     """Return the lines of a live stack, the innermost first."""
     lines = []
     while frame is not None:
-        lines.append(StackLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, frame))
+        code, at = frame.f_code, frame.f_lasti
+        lines.append(StackLine(code.co_filename, frame.f_lineno, code.co_name, frame, (code, at)))
         frame = frame.f_back
     return lines
 
@@ -89,14 +120,68 @@ def user_line(lines: Sequence[StackLine], sources: Mapping[str, Path]) -> StackL
         lines: of a stack.
         sources: label of a side -> the folder or file of its code.
     """
-    ours = (
-        number for number, line in enumerate(lines) if _is_calling(line.file) and Path(line.file).name not in _PATCHES
-    )
-    lines = lines[: next(ours, len(lines))]  # what called us is not what we called
+    lines = _called(lines)
     for line in lines:
         if any(_is_below(line.file, source) for source in sources.values()):
             return line
     return next((line for line in lines if not _is_installed(line.file)), None)
+
+
+def _called(lines: Sequence[StackLine]) -> Sequence[StackLine]:
+    """Return the lines of the code that we called; those behind it called us."""
+    ours = (
+        number for number, line in enumerate(lines) if _is_calling(line.file) and Path(line.file).name not in _PATCHES
+    )
+    return lines[: next(ours, len(lines))]
+
+
+def call_site(lines: Sequence[StackLine]) -> CallSite | None:
+    """Return the place in the user's code of an operation with this stack; None if library code alone leads to it."""
+    lines = _called(lines)
+    own = [at for at, line in enumerate(lines) if not _is_installed(line.file)]
+    if not own:
+        return None
+    last = next((number for number, at in enumerate(own) if lines[at].function in _FORWARD), len(own) - 1)
+    below = tuple(line.instruction for line in lines[: own[0] + 1])
+    return CallSite(below, tuple(lines[at] for at in own[: last + 1]))
+
+
+def located(sites: Sequence[CallSite], alike: Collection[CallSite]) -> str:
+    """Return ``file:line`` of operations, with what tells them from other operations of their kind.
+
+    Those are their expression where the line has several, and the lines of the call where other code calls the helper
+    function that has the line.
+
+    Args:
+        sites: of the operations.
+        alike: of all operations of their kind.
+    """
+    mine, own = sites[0], {site.instructions for site in sites}
+    others = [site for site in alike if site.below == mine.below and site.instructions not in own]
+    texts: list[str] = []
+    for depth, line in enumerate(mine.lines):
+        if depth and not others:
+            break
+        others = [site for site in others if site.instructions[: depth + 1] == mine.instructions[: depth + 1]]
+        same = (site.lines[depth] for site in alike if len(site.lines) > depth)
+        beside = (one for one in same if (one.file, one.number) == (line.file, line.number))
+        is_alone = all(one.instruction == line.instruction for one in beside)
+        where = f"{_shortened(line.file)}:{line.number}"
+        if depth:
+            where = f"called in line {line.number}" if line.file == mine.lines[0].file else f"called at {where}"
+        texts.append(where if is_alone else f"{where} `{_expression(line)}`")
+    return ", ".join(texts)
+
+
+def _expression(line: StackLine) -> str:
+    """Return the source of the expression that an instruction computes, in at most `_MOST_SHOWN` characters."""
+    code, at = line.instruction or (None, 0)
+    positions = [] if code is None else [*code.co_positions()][at // 2 : at // 2 + 1]
+    first, last, start, end = positions[0] if positions else (None,) * 4
+    text = linecache.getline(line.file, first or line.number).encode()
+    whole = first is not None and first == last
+    shown = " ".join(text[start : end if whole else None].decode(errors="replace").split())
+    return shown if whole and len(shown) <= _MOST_SHOWN else f"{shown[: _MOST_SHOWN - 2]} …"
 
 
 def is_in_library(lines: Sequence[StackLine]) -> bool:

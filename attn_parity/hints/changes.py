@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -169,6 +169,9 @@ BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "min": np.minimum,
 }
 
+EXCHANGED = "the operands of the subtraction exchanged"
+"""Change of positions, as of a table that is read at k - q for q - k."""
+
 WORDS = {"add": "addition", "sub": "subtraction", "mul": "multiplication", "div": "division"}
 
 
@@ -255,6 +258,33 @@ class Budget:
         """Take some work; return False if too little is left."""
         self.left -= work
         return self.left >= 0
+
+
+class Hits:
+    """The changes that make both sides agree: one kind per line, for as few of its operations as do."""
+
+    def __init__(self) -> None:
+        self._hits: list[tuple[str, str, frozenset[int], str]] = []
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether changes in two lines, or of three operations, are known."""
+        return len({line for line, *_ in self._hits}) > 1 or len(self._hits) > 2
+
+    def have(self, line: str, text: str, at: Collection[int]) -> bool:
+        """Return whether a change of operations is no news: part of them suffices, or the line has another one."""
+        return any(
+            line == own and (text != other or operations <= frozenset(at)) for own, other, operations, _ in self._hits
+        )
+
+    def add(self, line: str, text: str, at: Collection[int], where: str) -> None:
+        """Add a change; those of more operations of its line are dropped."""
+        rest = [hit for hit in self._hits if hit[0] != line or not frozenset(at) < hit[2]]
+        self._hits = [*rest, (line, text, frozenset(at), where)]
+
+    def told(self) -> list[tuple[str, str]]:
+        """Return what changes, and where."""
+        return [(text, where) for _, text, _, where in self._hits]
 
 
 def are_alike(first: Sequence[Array], second: Sequence[Array]) -> bool:

@@ -7,7 +7,7 @@ everything else. What NumPy has no counterpart for is run by JAX itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 
 from ....sides.arrays import LargeWeight, spilled
 from ....sides.subject import CannotPromoteError
+from ....stack import StackLine
 from .numpy_operations import OPERATIONS
 
 Value: TypeAlias = ArrayLike
@@ -65,6 +66,14 @@ def inline(equation: core.JaxprEqn) -> core.ClosedJaxpr | None:
     if program is None:
         return None
     return program if hasattr(program, "consts") else core.ClosedJaxpr(program, ())
+
+
+def lines_of(equation: core.JaxprEqn) -> Iterator[StackLine]:
+    """Yield the lines of the stack of an operation, the innermost first."""
+    traceback = equation.source_info.traceback
+    if traceback is not None:
+        for item, *instruction in zip(traceback.frames, *traceback.raw_frames(), strict=True):
+            yield StackLine(item.file_name, item.line_num, item.function_name, None, tuple(instruction))
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from ....hints.changes import PER_OPERATION, Budget, stopped
 from ....sides.subject import GradientSample, Run
-from ....stack import live, user_line, written_at
-from .operations import WORK, Value, call_name
+from ....stack import CallSite, call_site, live
+from .operations import WORK, Value, call_name, grouped, written_at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +24,9 @@ class _Stop:
     """A change: the numbers of calls, and the index of the operand that each detaches; None calls no `detach`."""
 
     text: str
-    where: str
     at: tuple[int, ...]
     index: int | None
-    site: tuple[object, ...] = ()
+    site: CallSite | None
 
 
 class StoppedCalls(TorchFunctionMode):
@@ -52,14 +51,12 @@ class StoppedCalls(TorchFunctionMode):
         number, self._number = self._number, self._number + 1
         if self._change is None:
             places = [at for at, one in enumerate(args) if isinstance(one, Tensor) and one.requires_grad]
-            lines = live(sys._getframe(1)) if places else []
-            where, line = written_at(lines), user_line(lines, {})
-            site = (number,) if line is None or line.frame is None else (line.frame.f_code, line.frame.f_lasti)
-            places = places if where else []  # the rest is no code of the side's
+            site = call_site(live(sys._getframe(1))) if places else None
+            places = places if site is not None else []  # the rest is no code of the side's
             if name == "detach":
-                self.stops += [_Stop("a gradient not stopped", where, (number,), None, site) for _ in places]
+                self.stops += [_Stop("a gradient not stopped", (number,), None, site) for _ in places]
             else:
-                self.stops += [_Stop(stopped(name, at, len(args)), where, (number,), at, site) for at in places]
+                self.stops += [_Stop(stopped(name, at, len(args)), (number,), at, site) for at in places]
             self.elements += sum(args[at].numel() for at in places)
         elif number in self._change.at:
             if self._change.index is None:
@@ -79,18 +76,18 @@ def found(run: Callable[[int, StoppedCalls], Run], samples: Sequence[GradientSam
     record, budget = StoppedCalls(), Budget()
     run(0, record)
     cost = 2 * WORK * (PER_OPERATION * len(record.stops) + record.elements)
-    hits: dict[str, str] = {}
-    sites: dict[tuple[object, ...], list[_Stop]] = {}
-    for stop in record.stops:
-        sites.setdefault((stop.site, stop.text, stop.index), []).append(stop)
-    together = [dataclasses.replace(some[0], at=tuple(one.at[0] for one in some)) for some in sites.values()]
-    together = [change for change in together if len(change.at) > 1]  # a line that runs several times
-    for change in sorted([*together, *record.stops], key=lambda change: change.index is not None):
-        if change.where in hits or not budget.spend(cost):
+    hits: dict[object, tuple[str, str]] = {}
+    sites, kinds = [stop.site for stop in record.stops], [stop.text for stop in record.stops]
+    groups = [*grouped(sites, kinds), *((number,) for number in range(len(sites)))]
+    groups = sorted(dict.fromkeys(groups), key=lambda group: -len(group))  # a line that runs several times first
+    for group in sorted(groups, key=lambda group: record.stops[group[0]].index is not None):
+        stop = record.stops[group[0]]
+        if stop.site is None or stop.site.where in hits or not budget.spend(cost):
             continue
+        change = dataclasses.replace(stop, at=tuple(record.stops[number].at[0] for number in group))
         with contextlib.suppress(Exception):  # a change may make any call fail
             if all(sample.agrees(run(at, StoppedCalls(change))) for at, sample in enumerate(samples)):
-                hits[change.where] = change.text
+                hits[stop.site.where] = stop.text, written_at(group, sites, kinds)
         if len(hits) > 1:
             break
-    return [(text, where) for where, text in hits.items()]
+    return list(hits.values())

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -18,12 +18,14 @@ from torch.overrides import TorchFunctionMode
 from ....hints.changes import (
     BINARY,
     COMPARISONS,
+    EXCHANGED,
     MOST_FITTING,
     MOST_PARTS,
     MOST_TIMES,
     MOST_VALUES,
     PER_OPERATION,
     Budget,
+    Hits,
     agree,
     apart,
     are_alike,
@@ -40,7 +42,7 @@ from ....hints.changes import (
     solutions,
 )
 from ....sides.subject import Array, CannotPromoteError
-from ....stack import live, user_line, written_at
+from ....stack import CallSite, call_site, live, located
 
 Value = typing.Any
 """A tensor or a number, or a sequence of them: an argument of a function of torch, or its result."""
@@ -92,8 +94,7 @@ class TorchCall:
         args: its arguments, by position.
         kwargs: its arguments by keyword.
         result: its result.
-        where: ``file:line`` in the user's code.
-        site: the index in the code that calls it: every run of this code has the same one.
+        site: the place in the user's code that calls it; None if library code alone does.
         func: the function.
     """
 
@@ -101,8 +102,7 @@ class TorchCall:
     args: tuple[Value, ...]
     kwargs: dict[str, Value]
     result: Value
-    where: str = ""
-    site: tuple[object, ...] = ()
+    site: CallSite | None = None
     func: Value = None
 
 
@@ -130,10 +130,8 @@ class ChangedCalls(TorchFunctionMode):
         if not self._at:
             before = [_copied(one) for one in args]
             result = func(*args, **kwargs)
-            lines = live(sys._getframe(1))
-            line = user_line(lines, {})
-            site = (number,) if line is None or line.frame is None else (line.frame.f_code, line.frame.f_lasti)
-            self.calls.append(TorchCall(name, tuple(before), kwargs, _copied(result), written_at(lines), site, func))
+            site = call_site(live(sys._getframe(1)))
+            self.calls.append(TorchCall(name, tuple(before), kwargs, _copied(result), site, func))
             self.elements += sum(one.numel() for one in _flat(result)) + 1
             if self.elements > MOST_VALUES:
                 raise CannotPromoteError("its values are too many to keep")
@@ -180,26 +178,48 @@ def found(
             one is not None and agree(one, two, limit) for one, two, limit in zip(made, wanted, limits, strict=True)
         )
 
-    sites: dict[tuple[object, ...], list[int]] = {}
-    for number, call in enumerate(record.calls):
-        sites.setdefault((call.site, call.name), []).append(number)
-    groups = [group for numbers in sites.values() for group in dict.fromkeys((tuple(numbers), tuple(numbers[:1])))]
-    groups.sort(reverse=True)
-    hits: dict[tuple[str, str], str] = {}
+    sites, kinds = [call.site for call in record.calls], [call.name for call in record.calls]
+    groups = sorted(grouped(sites, kinds), reverse=True)
+    solved: dict[tuple[str, str], None] = {}
+    hits = Hits()
     for group in groups:
         call = record.calls[group[0]]
-        if len(hits) >= (MOST_FITTING if numbers else 2) or budget.left < 0:
+        if hits.are_enough or len(solved) == MOST_FITTING or budget.left < 0:
             break
         if numbers:
             for text in _fitting_numbers(call, group, results, fits, wanted[0], limits[0]):
-                hits[call.where, text] = text
+                solved[text, written_at(group, sites, kinds)] = None
             continue
         with np.errstate(all="ignore"):
             names = [text for text, value in ways_of(call)]
+        line = "" if call.site is None else call.site.where
+        names = [text for text in names if not hits.have(line, text, group)]
         change = next((text for text in names if fits(group, _change(text))), None)
         if change is not None:
-            hits.setdefault((call.where, ""), change)
-    return [(text, where) for (where, _), text in hits.items()]
+            hits.add(line, change, group, written_at(group, sites, kinds))
+    return [*solved, *hits.told()]
+
+
+def grouped(sites: Sequence[CallSite | None], kinds: Sequence[Hashable]) -> list[tuple[int, ...]]:
+    """Return the numbers of calls that are changed together: those of one code, of one call of it, and the first alone.
+
+    Args:
+        sites: the site of each call.
+        kinds: its kind: calls of several are not changed together.
+    """
+    groups: dict[tuple[Hashable, ...], list[int]] = {}
+    for number, (site, kind) in enumerate(zip(sites, kinds, strict=True)):
+        groups.setdefault((kind, number if site is None else site.below), []).append(number)
+        if site is not None:
+            groups.setdefault((kind, site.below, site.instructions), []).append(number)
+    return list(dict.fromkeys(part for group in map(tuple, groups.values()) for part in (group, group[:1])))
+
+
+def written_at(group: Sequence[int], sites: Sequence[CallSite | None], kinds: Sequence[Hashable]) -> str:
+    """Return ``file:line`` of calls that are changed together; see `grouped`, and `located`."""
+    mine = [site for at in group if (site := sites[at]) is not None]
+    alike = [site for site, kind in zip(sites, kinds, strict=True) if kind == kinds[group[0]] and site is not None]
+    return located(mine, alike) if mine else ""
 
 
 def _fitting_numbers(
@@ -211,7 +231,7 @@ def _fitting_numbers(
     limit: float,
 ) -> Iterator[str]:
     """Yield the numbers of a call with each of which the results are those wanted, by solving for them."""
-    for index, own in _numbers(call) if call.where else ():  # in a library's own code a number fits by chance
+    for index, own in _numbers(call) if call.site else ():  # in a library's own code a number fits by chance
 
         def rest(value: float, index: int = index) -> Array | None:
             outputs = results(0, group, _with_number(index, value))
@@ -279,6 +299,8 @@ def ways_of(call: TorchCall) -> Ways:
         sizes = operand.shape if operand.size > plain.size else plain.shape
         if isinstance(axes, (int, tuple, list)):
             yield from scaled_transforms(plain, int(np.prod([sizes[axis] for axis in np.atleast_1d(axes)])))
+    if name == "sub" and plain.dtype.kind in "iu" and len(tensors) == 2:
+        yield EXCHANGED, _array(tensors[1]) - operand
     if plain.dtype.kind != "f" or operand.dtype.kind != "f":
         return
     if name in BINARY and len(call.args) == 2 and not call.kwargs:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jax.extend import core
 
-from .....hints.changes import binaries, comparisons, functions, logsumexps, softmaxes
+from .....hints.changes import EXCHANGED, binaries, comparisons, functions, logsumexps, softmaxes
 from .....hints.layers import ACTIVATIONS
 from .....sides.subject import Array
 from .program import Atom, Operation, Program, ProgramChange, Read, Ways, literals, sampled
@@ -184,6 +184,8 @@ def of_positions(program: Program, operation: Operation) -> Iterator[ProgramChan
     what = "positions" if operation.name in ("iota", "add", "cumsum") else "whole numbers"
     yield operation.followed(f"{what} 1 higher", lambda item: item + np.asarray(1, item.dtype))
     yield operation.followed(f"{what} 1 lower", lambda item: item + np.asarray(-1, item.dtype))
+    if operation.name == "sub":
+        yield operation.computed(EXCHANGED, lambda left, right: right - left)
     if operation.name == "iota":
         yield operation.followed("positions in reverse", np.flip)
 
@@ -205,7 +207,7 @@ def of_exchanged_numbers(program: Program) -> Iterator[ProgramChange]:
     """Yield two numbers of one line exchanged."""
     lines: dict[str, list[tuple[Operation, int, float]]] = {}
     for operation in program.operations:
-        for index, number in literals(operation):
+        for index, number in literals(operation) if operation.is_written else ():
             lines.setdefault(operation.where, []).append((operation, index, number))
     for numbers in lines.values():
         for (mine, index, number), (other, other_index, another) in itertools.combinations(numbers[:MOST_NUMBERS], 2):

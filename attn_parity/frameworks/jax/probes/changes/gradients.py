@@ -30,10 +30,10 @@ Stops = Callable[[int, int, Atom], bool]
 
 @dataclasses.dataclass(frozen=True)
 class _Stop:
-    """A change: the operands whose gradients it stops, or the `stop_gradient` that it leaves out."""
+    """A change: its operations, the operands whose gradients it stops, or the `stop_gradient` that it leaves out."""
 
     text: str
-    where: str
+    at: Sequence[int]
     stops: Stops = lambda at, index, atom: False
     passes: Collection[int] = ()
 
@@ -71,17 +71,18 @@ class StoppedPrograms:
         self, samples: Sequence[GradientSample], operands: Sequence[Sequence[ArrayLike]], differing: Collection[Leaf]
     ) -> list[tuple[str, str]]:
         """Return the changes with which every sample agrees; `differing` leaves have other gradients."""
-        budget, hits = Budget(), dict[str, str]()
+        budget, hits = Budget(), dict[str, tuple[str, str]]()
         for change in self._changes(frozenset(differing)):
-            if change.where in hits or not budget.spend(TRACED * PER_OPERATION * len(self._program.operations)):
+            line = self._program.operations[change.at[0]].where if change.at else ""
+            if line in hits or not budget.spend(TRACED * PER_OPERATION * len(self._program.operations)):
                 continue
             made = ((sample, self._run(change, sample, own)) for sample, own in zip(samples, operands, strict=True))
             with contextlib.suppress(Exception):  # a change may make any operation fail
                 if all(sample.agrees(run) for sample, run in made):
-                    hits[change.where] = change.text
+                    hits[line] = change.text, self._program.where(change.at)
             if len(hits) > 1:
                 break
-        return [(text, where) for where, text in hits.items()]
+        return list(hits.values())
 
     def _changes(self, differing: frozenset[Leaf]) -> Iterator[_Stop]:
         """Yield the changes that may reach every leaf that differs, the likeliest first."""
@@ -89,13 +90,13 @@ class StoppedPrograms:
         for position in self._trained:
             sources[self._program.inputs[position]] = frozenset([self._leaves[position]])
         edges = []
-        passes = dict[tuple[object, ...], list[tuple[int, frozenset[Leaf]]]]()
+        passes = dict[object, list[tuple[int, frozenset[Leaf]]]]()
         for at, operation in enumerate(self._program.operations):
             reached = frozenset[Leaf]().union(
                 *(sources.get(item, frozenset()) for item in operation.operands if isinstance(item, int))
             )
             if operation.name == "stop_gradient":
-                passes.setdefault(operation.site, []).append((at, reached))
+                passes.setdefault(operation.code, []).append((at, reached))
                 continue
             for item, variable in zip(operation.results, operation.equation.outvars, strict=True):
                 if jnp.issubdtype(variable.aval.dtype, jnp.inexact):
@@ -103,13 +104,13 @@ class StoppedPrograms:
             edges += [(at, index, item) for index, item in enumerate(operation.operands) if isinstance(item, int)]
         for several in _together(passes.values()):
             if differing <= frozenset[Leaf]().union(*(reached for _, reached in several)):
-                where = self._program.operations[several[0][0]].where
-                yield _Stop("a gradient not stopped", where, passes=[at for at, _ in several])
+                places = [at for at, _ in several]
+                yield _Stop("a gradient not stopped", places, passes=places)
         edges = [edge for edge in edges if sources.get(edge[2])]
         edges.sort(key=lambda edge: len(sources[edge[2]]))  # what feeds nothing else explains the difference best
-        sites = dict[tuple[object, ...], list[tuple[int, int, Atom]]]()
+        sites = dict[object, list[tuple[int, int, Atom]]]()
         for at, index, item in edges:
-            sites.setdefault((self._program.operations[at].site, index), []).append((at, index, item))
+            sites.setdefault((self._program.operations[at].code, index), []).append((at, index, item))
         for some in _together(sites.values()):
             if not differing <= frozenset[Leaf]().union(*(sources[item] for _, _, item in some)):
                 continue
@@ -120,17 +121,16 @@ class StoppedPrograms:
             def stops(at: int, index: int, atom: Atom, group: Collection[tuple[int, int]] = group) -> bool:
                 return (at, index) in group
 
-            yield _Stop(stopped(operation.name, index, len(operation.operands)), operation.where, stops)
+            yield _Stop(stopped(operation.name, index, len(operation.operands)), [at for at, _, _ in some], stops)
         for value in dict.fromkeys(item for _, _, item in edges):
             if len(self._program.takes[value]) > 1 and differing <= sources[value]:
                 maker = self._program.makes.get(value)
-                where = "" if maker is None else self._program.operations[maker].where
                 name = "an argument" if maker is None else f"the result of {self._program.operations[maker].name}"
 
                 def ends(at: int, index: int, atom: Atom, value: Atom = value) -> bool:
                     return bool(atom == value)
 
-                yield _Stop(f"the gradient of {name} stopped", where, ends)
+                yield _Stop(f"the gradient of {name} stopped", [] if maker is None else [maker], ends)
 
     def _run(self, change: _Stop, sample: GradientSample, operands: Sequence[ArrayLike]) -> Run:
         cotangents = sample.cotangents

@@ -66,9 +66,9 @@ def changes_of(program: Program) -> Iterator[ProgramChange]:
 
 def _repeated(program: Program) -> dict[int, tuple[int, ...]]:
     """Return position of an operation -> the positions of all that the same code calls for, if it runs repeatedly."""
-    sites: dict[tuple[object, ...], list[int]] = {}
+    sites: dict[object, list[int]] = {}
     for at, operation in enumerate(program.operations):
-        sites.setdefault(operation.site, []).append(at)
+        sites.setdefault(operation.code, []).append(at)
     repeated: dict[int, tuple[int, ...]] = {}
     for positions in sites.values():
         names = [program.operations[at].name for at in positions]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from jax.extend import core
 
-from .....stack import StackLine, user_line, written_at
-from ..numpy_interpreter import Interpreter, inline
+from .....stack import CallSite, call_site, located, user_line
+from ..numpy_interpreter import Interpreter, inline, lines_of
 
 Value = typing.Any
 """A value of a program: an array, or a key of random numbers."""
@@ -61,7 +61,7 @@ class Operation:
         equation: the equation of the jaxpr.
         operands: its operands: variables by number, and literals.
         results: the numbers of its results.
-        called: names of the functions that call it, the outermost first.
+        callers: the equations that call the programs around it, the outermost first.
     """
 
     run: Interpreter
@@ -69,10 +69,11 @@ class Operation:
     equation: Jaxpr
     operands: list[Value]
     results: list[int]
-    called: tuple[str, ...]
+    callers: tuple[Jaxpr, ...]
 
     def __post_init__(self) -> None:
         self.name, self.params = self.equation.primitive.name, self.equation.params
+        self.called = tuple(str(caller.params.get("name") or "") for caller in self.callers)
 
     @property
     def shapes(self) -> list[Value]:
@@ -130,23 +131,23 @@ class Operation:
     @property
     def where(self) -> str:
         """``file:line`` in the user's code, "" if unknown."""
-        return written_at(self._lines())
+        return "" if self.site is None else self.site.where
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the user's code calls for it, and not a library's that is compiled on its own."""
+        return user_line([*lines_of(self.equation)], {}) is not None
 
     @functools.cached_property
-    def site(self) -> tuple[object, ...]:
-        """Place in the user's code that calls for it: every run of this code has the same item."""
-        lines = self._lines()
-        line = user_line(lines, {})
-        if line is None:
-            return (id(self),)
-        codes, instructions = self.equation.source_info.traceback.raw_frames()
-        at = next(at for at, item in enumerate(lines) if item is line)
-        return codes[at], instructions[at]
+    def site(self) -> CallSite | None:
+        """Place in the user's code that calls for it."""
+        # Programs that JAX traced once have the lines inside alone; the equation that calls one has those outside.
+        return call_site([line for one in (self.equation, *reversed(self.callers)) for line in lines_of(one)])
 
-    def _lines(self) -> list[StackLine]:
-        traceback = self.equation.source_info.traceback
-        frames = [] if traceback is None else traceback.frames
-        return [StackLine(item.file_name, item.line_num, item.function_name) for item in frames]
+    @property
+    def code(self) -> object:
+        """Identifies the code that calls for it: every run of it has the same one."""
+        return self if self.site is None else self.site.below
 
 
 class Program:
@@ -171,7 +172,7 @@ class Program:
             for item in dict.fromkeys(item for item in operation.operands if isinstance(item, int)):
                 self.takes.setdefault(item, []).append(at)
 
-    def _add(self, closed: Jaxpr, operands: list[Value], called: tuple[str, ...]) -> list[Value]:
+    def _add(self, closed: Jaxpr, operands: list[Value], callers: tuple[Jaxpr, ...]) -> list[Value]:
         jaxpr = closed.jaxpr
         numbers: dict[Jaxpr, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
         for variable, value in zip(jaxpr.constvars, closed.consts, strict=True):
@@ -186,14 +187,21 @@ class Program:
             inner = inline(equation)
             if inner is not None:
                 name = str(equation.params.get("name") or "")
-                made = self._add(inner, source, (*called, name))
+                made = self._add(inner, source, (*callers, equation))
                 if len(made) == 1 and isinstance(made[0], int) and isinstance(source[0], int) and len(source) <= 2:
                     self.calls.append((name, len(self.operations) - 1, source[0], made[0]))
             else:
                 made = [next(self._count) for _ in equation.outvars]
-                self.operations.append(Operation(self._run, len(self.operations), equation, source, made, called))
+                self.operations.append(Operation(self._run, len(self.operations), equation, source, made, callers))
             numbers.update(zip(equation.outvars, made, strict=True))
         return [number(atom) for atom in jaxpr.outvars]
+
+    def where(self, positions: Sequence[int]) -> str:
+        """Return ``file:line`` of operations in the user's code, told from others of their kind; "" if unknown."""
+        sites = [site for at in positions if (site := self.operations[at].site) is not None]
+        names = {self.operations[at].name for at in positions}
+        alike = [item.site for item in self.operations if item.name in names and item.site is not None]
+        return located(sites, alike) if sites else ""
 
     def maker(self, atom: Atom, *names: str) -> Operation | None:
         """Return the operation that made a value if it has one of these names, behind those that change nothing."""

@@ -17,6 +17,7 @@ from .....hints.changes import (
     MOST_VALUES,
     PER_OPERATION,
     Budget,
+    Hits,
     agree,
     apart,
     are_alike,
@@ -154,13 +155,14 @@ class ChangedPrograms(Interpreter):
 
         if numbers:
             return self._numbers(wanted[0], fits, limits[0])
-        hits: dict[str, str] = {}
+        hits = Hits()
         for results, change, program in self._all(changes_of):
-            if fits(results):
-                hits.setdefault(program.operations[change.at].where, change.text)
-            if len(hits) > 1 or self.budget.left < 0:
+            line, at = program.operations[change.at].where, [change.at, *change.results]
+            if not hits.have(line, change.text, at) and fits(results):
+                hits.add(line, change.text, at, program.where(at))
+            if hits.are_enough or self.budget.left < 0:
                 break
-        return [(text, where) for where, text in hits.items()]
+        return hits.told()
 
     def _all(
         self, changes: Callable[..., Iterator[ProgramChange]]
@@ -189,12 +191,13 @@ class ChangedPrograms(Interpreter):
         self, wanted: Sequence[Array], fits: Callable[[Mapping[int, Results]], bool], limit: float
     ) -> list[tuple[str, str]]:
         """Return the numbers in the code with each of which the results are those wanted, by solving for them."""
-        hits: dict[tuple[str, float], str] = {}
-        for number, where, changes in self._replaced():
+        hits: dict[tuple[str, float, tuple[int, ...]], tuple[str, str]] = {}
+        for number, program, places, changes in self._replaced():
+            line = program.operations[places[0]].where
             if len(hits) == MOST_FITTING or self.budget.left < 0:
                 break
-            if not where or (where, number) in hits:  # in a library's own code a number fits by chance
-                continue
+            if any((line, number) == hit[:2] and len(hit[2]) > len(places) for hit in hits):
+                continue  # all of the line together fit
 
             def rest(value: float, changes: Callable[[float], Mapping[int, Results]] = changes) -> Array | None:
                 outputs = self.changed(changes(value))
@@ -202,11 +205,15 @@ class ChangedPrograms(Interpreter):
 
             for value in solutions(number, rest, limit):
                 if value != number and fits(changes(value)):
-                    hits.setdefault((where, number), f"{value:.6g} for {number:.6g}")
-        return [(text, where) for (where, _), text in hits.items()]
+                    text = f"{value:.6g} for {number:.6g}"
+                    hits.setdefault((line, number, tuple(places)), (text, program.where(places)))
+        return list(hits.values())
 
-    def _replaced(self) -> Iterator[tuple[float, str, Callable[[float], Mapping[int, Results]]]]:
-        """Yield the numbers in code, their lines, and changes to another one: all equal ones of a line, then each."""
+    def _replaced(self) -> Iterator[tuple[float, Program, list[int], Callable[[float], Mapping[int, Results]]]]:
+        """Yield the numbers in code, their operations, and changes to others: all equal ones of a line, then each.
+
+        Those in a library's own code would fit by chance.
+        """
         groups: dict[tuple[int, str, float], list[tuple[int, int]]] = {}
         programs = {-1: self.program}
         for at, operation in enumerate(self.program.operations):
@@ -216,12 +223,13 @@ class ChangedPrograms(Interpreter):
             if at in programs:
                 inside += [(at, position, item) for position, item in enumerate(programs[at].operations)]
             for loop, position, item in inside:
-                if item.called[-1:] != ("_mean",):  # a count, which code does not hold
+                if item.called[-1:] != ("_mean",) and item.is_written:  # a mean's count is in no code
                     for index, number in literals(item):
                         groups.setdefault((loop, item.where, number), []).append((position, index))
-        for (loop, where, number), places in groups.items():
+        for (loop, _, number), places in groups.items():
             for some in dict.fromkeys((tuple(places), *((place,) for place in places))):
-                yield number, where, functools.partial(self._with_number, programs, loop, some)
+                own = [position for position, _ in some]
+                yield number, programs[loop], own, functools.partial(self._with_number, programs, loop, some)
 
     def _with_number(
         self, programs: Mapping[int, Program], loop: int, places: Sequence[tuple[int, int]], value: float
