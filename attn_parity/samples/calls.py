@@ -188,6 +188,11 @@ def masks(arguments: Arguments) -> list[bool]:
     return are_masks
 
 
+def is_constant(leaf: Array) -> bool:
+    """Return whether an array of whole numbers or truth values has one of them alone, so that a side may ignore it."""
+    return leaf.size > 1 and not is_float(leaf) and bool((leaf == leaf.flat[0]).all())
+
+
 def is_mask(leaf: Array) -> bool:
     """Return whether an array is a mask: bool, or numbers that are all 0, 1, or hugely negative."""
     if leaf.dtype == np.bool_:

@@ -20,7 +20,7 @@ from attn_bridge.backends import Framework
 
 from .dropout_masks import Draw
 from .shards import Shares
-from .tables import Tables
+from .tables import Branches, Tables
 from .trees import flatten, replace
 
 Array = np.ndarray
@@ -194,6 +194,7 @@ class Run:
         tables: the tables that the mode ``tables`` met; None if not recorded.
         shares: how devices share the results.
         uses: name of a weight -> position of its first operation that depends on the inputs, in the mode ``uses``.
+        branches: the branches of its code that it took, in float64; None if not recorded.
     """
 
     outputs: list[Array]
@@ -206,6 +207,7 @@ class Run:
     tables: Tables | None = None
     shares: Shares = dataclasses.field(default_factory=Shares)
     uses: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    branches: Branches | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 Tables in float32 (rotary tables, positions) may explain a difference between two correct sides only if the two tables
 have different numbers. Two sides with equal tables in float64 need another explanation. The same holds for literals of
-float32 accuracy in code, and for branches of a formula that float32 cannot distinguish.
+float32 accuracy in code, and for branches of a formula that float32 cannot distinguish. `Branches` notes those that no
+run takes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -142,3 +143,71 @@ def close(first: Array, second: Array) -> Array:
             (apart > 0.0) & (apart <= ROUNDOFF * np.maximum(np.abs(first), np.abs(second))) & np.isfinite(apart)
         )
     return is_close
+
+
+# ---- branches
+
+MOST_NAMED = 4
+"""Most branches of a side that are named."""
+
+CONDITION = "its condition is always"
+
+
+class Branches:
+    """The branches that runs of a side took.
+
+    A branch that no sample takes may hold any numbers: the sides are equal without it.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[tuple[str, str, str], set[bool]] = {}
+
+    def choose(self, name: str, where: str, condition: Array, first: Array | None, second: Array | None) -> None:
+        """Note a choice between numbers by a condition; None for branches whose numbers are not known."""
+        outcomes = {outcome for outcome, taken in ((True, condition.any()), (False, not condition.all())) if taken}
+        is_known = first is not None and second is not None
+        if len(outcomes) == 1 and is_known and np.array_equal(*np.broadcast_arrays(first, second)):
+            outcomes = {True, False}  # both branches have the same numbers
+        self._add(f"{name} ({where})", f"{CONDITION} true", f"{CONDITION} false", outcomes)
+
+    def limit(self, name: str, where: str, values: Array, bound: Array, *, upper: bool) -> None:
+        """Note a bound of numbers."""
+        which = f"its {'upper' if upper else 'lower'} bound"
+        beyond, inside = (values > bound, values < bound) if upper else (values < bound, values > bound)
+        outcomes = {outcome for outcome, reached in ((True, beyond), (False, inside)) if np.any(reached)}
+        self._add(f"{name} ({where})", f"every number is beyond {which}", f"no number reaches {which}", outcomes)
+
+    def extreme(self, name: str, where: str, first: Array, second: Array, *, larger: bool) -> None:
+        """Note the larger or the smaller of two arrays; one of equal numbers is a bound."""
+        for values, bound in ((first, second), (second, first)):
+            if bound.size and (bound == bound.flat[0]).all():
+                self.limit(name, where, values, bound, upper=not larger)
+                return
+        ways = ((larger, first > second), (not larger, first < second))
+        outcomes = {outcome for outcome, taken in ways if np.any(taken)}
+        always = "it always takes its"
+        self._add(f"{name} ({where})", f"{always} first operand", f"{always} second operand", outcomes)
+
+    def join(self, other: Branches) -> None:
+        """Add the branches that other runs took."""
+        for key, outcomes in other._taken.items():
+            self._taken.setdefault(key, set()).update(outcomes)
+
+    def untaken(self, label: str, *, conditions: bool) -> Iterator[str]:
+        """Yield the choices of which no run took one branch, in words.
+
+        Args:
+            label: of the side.
+            conditions: whether choices by a condition count, which may follow from a mask that hides nothing.
+        """
+        alone = [
+            f"{label}'s {choice}: {yes if True in outcomes else no}"
+            for (choice, yes, no), outcomes in self._taken.items()
+            if len(outcomes) == 1 and (conditions or not yes.startswith(CONDITION))
+        ]
+        yield from alone[:MOST_NAMED]
+        if len(alone) > MOST_NAMED:
+            yield f"branches of {len(alone) - MOST_NAMED} more choices of {label}"
+
+    def _add(self, choice: str, yes: str, no: str, outcomes: set[bool]) -> None:
+        self._taken.setdefault((choice, yes, no), set()).update(outcomes)

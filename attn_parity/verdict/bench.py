@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ..pair import SIDES, Pair
 from ..results.findings import SEVERITY, Picture, Side, TensorVerdict, Verdict
+from ..samples import calls
 from ..samples.sampling import Planned, Sample
 from ..sides.arrays import is_float, is_large
 from ..sides.subject import Array, CannotPromoteError, Run
+from ..sides.tables import Branches
 from . import notes
 from .criterion import agree, beyond, decide
 from .measures import Explained, Measure, MeasureKey, measure, scale_of, sum_floor
@@ -59,6 +61,7 @@ class Bench:
         self.drawn: set[int] = set()
         self.explained = Explained()
         self.reached = Reached()
+        self.branches: dict[Side, Branches] = {side: Branches() for side in SIDES}
         self.notes: list[str] = []
         self.apart: dict[tuple[Side, str], str] = {}
         self.mesh: dict[str, int] = {}
@@ -87,11 +90,17 @@ class Bench:
             self.held,
             self.explained,
             [*self.noise.notes, *self.notes],
-            [*self.reached.unreached(), *notes.on_flushed(self.measures, self.dtype)],
+            [*self.reached.unreached(), *notes.on_flushed(self.measures, self.dtype), *self._untaken()],
             frozenset(self.about),
             self.apart,
             self.mesh,
         )
+
+    def _untaken(self) -> Iterator[str]:
+        """Yield the branches of code that no sample took; a mask that hides nothing is reported on its own."""
+        is_hiding = not any(map(calls.is_constant, self.pair.arguments["first"].leaves))
+        for side in SIDES:
+            yield from self.branches[side].untaken(self.pair.shown[side], conditions=is_hiding)
 
     @property
     def zero(self) -> list[str]:
@@ -123,6 +132,8 @@ class Bench:
         for mode in self.modes:
             self._measure(result, mode)
         self._note_copies(result)
+        for side, run in result.exact.items():
+            self.branches[side].join(run.branches or Branches())
         self.planned.append(planned)
         self._explain(result)
         self._remember(sample)

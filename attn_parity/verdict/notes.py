@@ -307,8 +307,7 @@ def _given(pair: Pair) -> Iterator[str]:
     call, names = pair.arguments["first"], pair.first.argument_names
     kept = []
     for i, (name, leaf, mask) in enumerate(zip(call.named(names), call.leaves, calls.masks(call), strict=True)):
-        is_constant = leaf.size > 1 and not is_float(leaf) and bool((leaf == leaf.flat[0]).all())
-        if is_constant:
+        if calls.is_constant(leaf):
             yield f"another {name}: {leaf.flat[0]} everywhere, so that a side may ignore it"
         elif i in pair.fixed or (i not in pair.vary and (mask or not is_float(leaf))):
             kept.append(name)

@@ -53,6 +53,7 @@ from .running.execution import (
     kept_wide,
     moving_literals,
     moving_tables,
+    noting_branches,
     op_by_op,
     outputs_of,
     precise,
@@ -268,6 +269,7 @@ class JaxSubject(ProbedSide):
             outcome.count,
             outcome.tables,
             shares,
+            branches=outcome.branches,
         )
 
     def describe_outputs(
@@ -375,7 +377,7 @@ class JaxSubject(ProbedSide):
                 return moving_tables(closed, tree, tables)
             if mode == "literals":
                 return moving_literals(closed, tree)
-            return lambda operands, seed: jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
+            return noting_branches(closed, tree)
         if mode == "untraced":
             return directly(function, promote=False)
         if mode in ("jit", "quick"):

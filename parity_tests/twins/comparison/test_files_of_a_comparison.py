@@ -12,7 +12,7 @@ from flax import nnx
 import attn_parity
 from attn_bridge.parity import compare
 
-MOST = 47
+MOST = 50
 ROOM = str(Path(attn_parity.__file__).parent)
 X = np.random.default_rng(0).standard_normal((2, 7, 16)).astype(np.float32)
 

@@ -23,8 +23,9 @@ from ....sides.arrays import LargeWeight, lends
 from ....sides.dropout_masks import MaskPlan, Masks
 from ....sides.entries import picked
 from ....sides.subject import WHOLE, Arguments, ModuleFailedError, Returned
-from ....sides.tables import Tables
+from ....sides.tables import Branches, Tables
 from ....sides.trees import flatten
+from ..probes.branches import BranchInterpreter
 from ..probes.literals import evaluate_literals
 from ..probes.logsumexp import with_logsumexp
 from ..probes.numpy_interpreter import bind, inline, is_jax_array, last_uses
@@ -202,11 +203,23 @@ def counted(run: Callable[..., object], replaced: Mapping[int, object]) -> Calla
 
 @dataclasses.dataclass(frozen=True)
 class ProgramResults:
-    """Results of a run, how many values were moved for it or operations replaced, and the tables that it met."""
+    """Results of a run, how many values it moved or operations it replaced, and the tables and branches that it met."""
 
     results: Any
     count: int
     tables: Tables | None = None
+    branches: Branches | None = None
+
+
+def noting_branches(closed: core.ClosedJaxpr, tree: jax.tree_util.PyTreeDef) -> Callable[..., ProgramResults]:
+    """Return a function that runs a float64 program and notes the branches that it takes."""
+    interpreter = BranchInterpreter()
+
+    def run(operands: object, seed: int) -> ProgramResults:
+        outputs, branches = interpreter.noted(closed, *jax.tree.leaves(operands))
+        return ProgramResults(jax.tree.unflatten(tree, outputs), 0, None, branches)
+
+    return run
 
 
 def moving_tables(

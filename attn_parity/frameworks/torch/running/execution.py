@@ -28,7 +28,7 @@ from ....sides.arrays import lends
 from ....sides.dropout_masks import Masks
 from ....sides.shards import Shares
 from ....sides.subject import WHOLE, Arguments, Array, CannotPromoteError, ModuleFailedError, Run, culprit
-from ....sides.tables import STILL
+from ....sides.tables import STILL, Branches
 from ....sides.trees import plain_values
 from ....stack import raised_at
 from ..weights import TorchPart, outputs_of
@@ -37,12 +37,11 @@ from .gradients import StoppedCalls
 from .lent import LentTensor, Loan, returned
 from .literals import DispatchLiterals
 from .operations import ChangedCalls
-from .probes import DispatchTables
+from .probes import DispatchTables, Uses
 from .promotion import promoted
 from .replicas import cut_of, read
 from .rounding import Rounding
 from .state import StateChanges, Watching, eager, undisturbed, unregistered
-from .uses import Uses
 
 if TYPE_CHECKING:
     from ..subject import TorchSubject
@@ -70,6 +69,7 @@ class Execution:
         self.dtype, self.mode, self.seed, self.tables = dtype, mode, seed, tables
         self.masks = masks
         self.calls = calls
+        self.branches = Branches() if (dtype, mode, path, calls) == ("float64", "eager", "", None) else None
         self.label = f"{subject.kind} {part.name}"
 
     def results(
@@ -133,6 +133,7 @@ class Execution:
                 probe.met if isinstance(probe, (DispatchTables, DispatchLiterals)) and self.seed == STILL else None,
                 self._shares(outputs, tensors, apart),
                 {self.part.names[name]: at for name, at in probe.found.items()} if isinstance(probe, Uses) else {},
+                self.branches,
             )
 
     def _shares(self, outputs: Sequence[Tensor], tensors: Mapping[str, Tensor], apart: Sequence[str]) -> Shares:
@@ -155,7 +156,7 @@ class Execution:
                 stack.enter_context(_quiet())
             if self.mode not in COMPILED and (self.mode, self.dtype, subject.train) != ("eager", None, False):
                 stack.enter_context(eager())
-            stack.enter_context(precision_of(self.dtype))
+            stack.enter_context(precision_of(self.dtype, self.branches))
             drawn = stack.enter_context(subject.drawing(source))
             if hidden and self.mode not in COMPILED:
                 stack.enter_context(Watching(hidden, self.label))
@@ -301,9 +302,9 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def precision_of(dtype: str | None) -> contextlib.AbstractContextManager[object]:
-    """Return the context in which a run has the precision `dtype`."""
-    return promoted() if dtype == "float64" else contextlib.nullcontext()
+def precision_of(dtype: str | None, branches: Branches | None = None) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which a run has the precision `dtype`; in float64, branches are noted."""
+    return promoted(branches) if dtype == "float64" else contextlib.nullcontext()
 
 
 CONSTANT = "bind an array without a gradient to the code, as functools.partial does, in place of a weight or an input"

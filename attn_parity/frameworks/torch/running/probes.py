@@ -1,4 +1,4 @@
-"""A probe of any torch module: the effect of one float32 unit on its tables.
+"""Probes of any torch module that follow its values: the effect of one float32 unit on tables, and the use of weights.
 
 `DispatchTables` moves every value that depends on no weight and on no floating-point input.
 """
@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -281,3 +281,60 @@ def _tensors(values: Iterable[object]) -> list[Tensor]:
         elif isinstance(value, dict):
             tensors += _tensors(value.values())
     return tensors
+
+
+class Uses(Uncompiled):
+    """Follows weights and inputs through one forward pass: the order in which code uses its weights.
+
+    A weight is used by the first operation of it that depends on the inputs. Only operations count, so modules and
+    functions are treated alike.
+
+    Args:
+        weights: name -> weight.
+        inputs: the arrays of the call.
+
+    Attributes:
+        found: name of a weight -> when it is used first.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], inputs: Sequence[Tensor]):
+        super().__init__()
+        self.found: dict[str, int] = {}
+        self._clock = 0
+        self._known: dict[int, tuple[StorageWeakRef, frozenset[str], bool]] = {}
+        for tensor in inputs:
+            self._mark(tensor, frozenset(), True)
+        for name, tensor in weights.items():
+            self._mark(tensor, frozenset([name]), False)
+
+    def _mark(self, tensor: Tensor, weights: frozenset[str], is_data: bool) -> None:
+        if tensor.layout == torch.strided:
+            storage = StorageWeakRef(_held(tensor).untyped_storage())  # as long as it is held, no other has its address
+            self._known[storage.cdata] = storage, weights, is_data
+
+    def _origin(self, tensor: Tensor) -> tuple[frozenset[str], bool]:
+        if tensor.layout != torch.strided:
+            return frozenset(), False
+        _, weights, is_data = self._known.get(_held(tensor).untyped_storage()._cdata, (None, frozenset[str](), False))
+        return weights, is_data
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        kwargs = kwargs or {}
+        operation = _operation(func)
+        with torch._C.DisableTorchFunction():  # what is done here is not the module's
+            asked = [] if operation.asks_shapes else [self._origin(one) for one in _tensors((args, kwargs))]
+        met = frozenset[str]().union(*(weights for weights, _ in asked))
+        is_data = any(data for _, data in asked)
+        self._clock += 1
+        if is_data:
+            for name in met:
+                self.found.setdefault(name, self._clock)
+        result = func(*args, **kwargs)
+        if not operation.is_view:
+            with torch._C.DisableTorchFunction():
+                written = [args[place] for place in operation.written if place < len(args)]
+                for tensor in _tensors((result, written)):
+                    self._mark(tensor, frozenset() if is_data else met, is_data)
+        return result

@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch_attn.functional import dtype_name
 
 from ....sides.subject import CannotPromoteError
+from ....sides.tables import Branches
+from .branches import CHOICES, note
 
 _LOW = {
     **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),
@@ -58,16 +60,19 @@ _MAX_DEPTH = 4
 
 
 @contextlib.contextmanager
-def promoted() -> Iterator[None]:
+def promoted(branches: Branches | None = None) -> Iterator[None]:
     """Enter a context in which operations that request a lower precision run in float64.
 
     It covers cases that a module's dtype does not: a softmax fixed to float32, a tensor in a plain attribute.
+
+    Args:
+        branches: receives the branches that code takes.
     """
     default = torch.get_default_dtype()
     # For functions that make a tensor without being given a dtype.
     torch.set_default_dtype(torch.float64)
     try:
-        with _Promotion():
+        with _Promotion(branches):
             yield
     finally:
         torch.set_default_dtype(default)
@@ -123,9 +128,10 @@ def _several(value: object) -> tuple[object, ...]:
 
 
 class _Promotion(TorchFunctionMode):
-    def __init__(self) -> None:
+    def __init__(self, branches: Branches | None) -> None:
         super().__init__()
         self.been_to_numpy = False
+        self._branches = branches
 
     def __torch_function__(
         self,
@@ -150,6 +156,8 @@ class _Promotion(TorchFunctionMode):
         args = tuple([_promoted(value) for value in args])
         if func is Tensor.type and len(args) > 1:
             args = (args[0], _promoted_name(args[1]), *args[2:])
+        if self._branches is not None and func in CHOICES:
+            note(self._branches, func, args, kwargs)
         return func(*args, **{name: _promoted(value) for name, value in kwargs.items()} if kwargs else {})
 
 
