@@ -60,7 +60,7 @@ class PairedCall:
         for group in match_leaves(*(self.calls[side].outputs for side in SIDES)):
             first_value, second_value = (group.value(side, self.calls[side].outputs) for side in SIDES)
             if relative([(first_value, second_value)]) > limit and not any(
-                _is_among(self.calls[side].outputs[place], following.calls[side].arguments.leaves)
+                is_among(self.calls[side].outputs[place], following.calls[side].arguments.leaves)
                 for side in SIDES
                 for place in group.places(side)
             ):
@@ -215,13 +215,14 @@ def next_of(step: PairedCall, steps: Sequence[PairedCall], whole: dict[Side, Cal
         arrays += candidate.calls["first"].outputs if candidate is not step else []
     for candidate in steps:
         if candidate.order > step.order:
-            if not all(_is_among(leaf, arrays) for leaf in candidate.calls["first"].arguments.leaves):
+            if not all(is_among(leaf, arrays) for leaf in candidate.calls["first"].arguments.leaves):
                 return candidate
             arrays += candidate.calls["first"].outputs
     return None
 
 
-def _is_among(array: Array, arrays: Sequence[Array]) -> bool:
+def is_among(array: Array, arrays: Sequence[Array]) -> bool:
+    """Return whether an array is one of some, perhaps reshaped."""
     return any(
         one.size == array.size and one.dtype == array.dtype and np.array_equal(one.reshape(-1), array.reshape(-1))
         for one in arrays

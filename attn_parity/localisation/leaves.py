@@ -115,6 +115,11 @@ def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[LeafGr
     return [group for _, group in sorted(groups, key=lambda pair: pair[0])]
 
 
+def is_turned(groups: Sequence[LeafGroup]) -> bool:
+    """Return whether arrays of equal shapes are the same with axes exchanged alone."""
+    return any(not group.turn.is_plain and group.turn.first == group.turn.second for group in groups)
+
+
 def match_inputs(calls: Mapping[Side, Call]) -> list[LeafGroup]:
     """Match the floating-point arguments of one call of each side."""
     return match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
@@ -134,11 +139,6 @@ def match_outputs(calls: Mapping[Side, Call]) -> list[LeafGroup]:
     return match_leaves(first, second)
 
 
-def shaped_apart(first: Sequence[Array], second: Sequence[Array]) -> bool:
-    """Tell whether both calls have floating-point arrays, and no two of these hold equally many numbers by shape."""
-    return all(any(map(is_float, leaves)) for leaves in (first, second)) and not match_leaves(first, second)
-
-
 def got_apart(calls: Mapping[Side, Call], groups: Sequence[LeafGroup]) -> bool:
     """Return whether both sides get arrays that cannot be fed, with different numbers.
 
@@ -155,14 +155,6 @@ def got_apart(calls: Mapping[Side, Call], groups: Sequence[LeafGroup]) -> bool:
     if not any(leaf.size for leaf in fewer):
         return False
     return not all(any(_is_within(leaf, other) for other in more) for leaf in fewer)
-
-
-def is_given_twice(calls: Mapping[Side, Call], groups: Sequence[LeafGroup]) -> bool:
-    """Return whether one side gets an array twice where the other, of as many arrays, gets another one."""
-    floats = {side: [i for i, leaf in enumerate(calls[side].arguments.leaves) if is_float(leaf)] for side in calls}
-    lost = {side: len(floats[side]) - sum(len(group.places(side)) for group in groups) for side in calls}
-    gained = sum(len(group.second) - len(group.first) for group in groups)
-    return len(floats["first"]) == len(floats["second"]) and gained != 0 and sorted(lost.values()) == [0, abs(gained)]
 
 
 def _is_within(part: Array, whole: Array) -> bool:

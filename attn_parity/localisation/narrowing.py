@@ -14,7 +14,19 @@ from ..verdict.criterion import precision_used
 from ..verdict.measures import Measure
 from .between import Direction, PairedCall, calls_inside, located, next_of, steps_of
 from .forcing import Feed, Paths, compare_freely, run_both
-from .leaves import LeafGroup, apart, fed, fed_cotangents, in_dtype, match_inputs, match_leaves, match_outputs, relative
+from .leaves import (
+    LeafGroup,
+    apart,
+    fed,
+    fed_cotangents,
+    in_dtype,
+    is_turned,
+    match_inputs,
+    match_leaves,
+    match_outputs,
+    relative,
+    whole_numbers,
+)
 from .sides import FAILURES, Sides, SubmoduleRunner
 from .sources import INPUTS, WORK, Overlap, Sources, edges, outputs_of, overlap
 from .tree import Node, nearest
@@ -80,6 +92,8 @@ class Narrowing:
             return Narrowed(steps=steps)
         chain = pairs[0]
         earlier: Sequence[PairedCall] = []
+        if direction == "forward" and (turning := self._turning(node, calls, steps, chain)) is not None:
+            return turning
         if direction == "forward":
             pairs, earlier = self._behind(node, calls, steps, chain)
             pairs += self._exchanged(node, calls, steps, chain)
@@ -132,6 +146,32 @@ class Narrowing:
         if positions is None:
             return pairs, [step for step in steps if target is None or step.order < target.order]
         return pairs, [steps[i] for i in positions if i != INPUTS]
+
+    def _turning(
+        self, node: Node, calls: dict[Side, Call], steps: Sequence[PairedCall], chain: tuple[str, str]
+    ) -> Narrowed | None:
+        """Return the submodule that returns axes exchanged, or the code in front of it, if these alone are the fault.
+
+        A table of the positions k - q holds the numbers of q - k with axes exchanged, as another layout would.
+        """
+        path, limit = node.path or "", self._limit_of(node, "forward")
+        target = next((step for step in steps if step.path == chain[1] and step.differs("inputs", limit)), None)
+        for position, step in enumerate(steps):
+            if not is_turned(match_outputs(step.calls)) or step is target:
+                continue
+            sources = self._sources(node, calls, steps, target)
+            if sources is None or not sources.agrees_plainly(position):
+                continue
+            child = next(one for one in _judgeable(node) if one.path == step.path)
+            given = [step.calls[side].arguments for side in SIDES]
+            if not whole_numbers(*given) and not is_turned(match_inputs(step.calls)):
+                return Narrowed((Candidate(child.paths["first"], child.paths["second"]),), steps, chain)
+            own = self._sources(node, calls, steps, step)
+            feeding = own.feeding() if own is not None else None
+            pairs = edges(steps, step, feeding or None, path)
+            within, second = self._within(node, pairs[0])
+            return Narrowed(tuple(Candidate(within, second, pair) for pair in pairs), steps, pairs[0])
+        return None
 
     def _exchanged(
         self, node: Node, calls: dict[Side, Call], steps: Sequence[PairedCall], chain: tuple[str, str]

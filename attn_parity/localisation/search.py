@@ -9,7 +9,6 @@ those. Without runnable modules, recorded results are searched by their inputs a
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -18,13 +17,12 @@ from ..matching.submodule_pairs import SHOWN, alternatives, differing, pair_modu
 from ..pair import SIDES, Pair
 from ..results.findings import Candidate, Divergence, ModuleNode, Side, shown
 from ..samples.sampling import Sample
-from ..sides.arrays import is_float
 from ..sides.subject import Call
 from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, PairedCall, next_of
 from .changed_operations import ChangedOperations
+from .feeding import calling_of, feeding_of, reshaped_before
 from .forcing import CallTrial, Paths, compare_freely, evidence_between, evidence_of, force
-from .leaves import got_apart, is_given_twice, match_inputs, shaped_apart
 from .narrowing import SMALL_PART, Narrowed, Narrowing
 from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
 from .tree import Node, build, nearest, walk
@@ -148,18 +146,19 @@ class _Search:
         reshaped: Node | None = None
         calling: list[Candidate] = []
         while (child := self._worst_child(node, direction)) is not None:
-            reshaped = self._reshaped_before(node, child) if direction == "forward" else None
+            reshaped = reshaped_before(node, child) if direction == "forward" and self.aim == "meaning" else None
             if reshaped is not None:
                 break
             parent, node = node, child
+            if direction == "forward" and self.aim == "meaning" and (calling := calling_of(parent, node)):
+                break
         if reshaped is not None and child is not None:
             places = (reshaped, child)
             code = Narrowed(tuple(Candidate(place.paths["first"], place.paths["second"]) for place in places))
             node = reshaped
         elif self.aim == "meaning":
-            code = self.narrowing.narrowed(node, direction)
-            calling = self._calling(parent, node) if direction == "forward" else []
-            feeding = calling or self._feeding(node, code.candidates)
+            code = Narrowed() if calling else self.narrowing.narrowed(node, direction)
+            feeding = calling or feeding_of(node, code.candidates)
             code = dataclasses.replace(code, candidates=(*feeding, *code.candidates))
         else:
             code = self.narrowing.losing(node, self.enough)
@@ -350,50 +349,6 @@ class _Search:
         # The first in the direction of the pass: gradients arrive from the last call.
         return (min if direction == "forward" else max)(bad, key=lambda child: child.order) if bad else None
 
-    def _reshaped_before(self, node: Node, bad: Node) -> Node | None:
-        """Return the first submodule that turns the same inputs into other shapes, where these reach one at fault.
-
-        The call after it and the one at fault get other shapes as well: the code between does not make up for them.
-        """
-        if self.aim == "precision" or not bad.calls or not _get_other_shapes(bad):
-            return None
-        inside = [inner for inner in walk(node) if inner is not node and inner.calls and inner.order <= bad.order]
-        leaves = {
-            id(leaf): leaf
-            for leaf in (*inside, bad)
-            if leaf is bad or not any(inner.calls for child in leaf.children for inner in walk(child))
-        }
-        for leaf, following in itertools.pairwise(sorted(leaves.values(), key=lambda leaf: leaf.order)):
-            outputs = (call.outputs for call in leaf.calls[0].values())
-            if shaped_apart(*outputs) and not _get_other_shapes(leaf) and _get_other_shapes(following):
-                return leaf
-        return None
-
-    def _calling(self, parent: Node, node: Node) -> list[Candidate]:
-        """Return the code that calls a submodule, if it gives it one array twice where the other side gives another."""
-        if node is parent or not node.calls:
-            return []
-        if not is_given_twice(node.calls[0], match_inputs(node.calls[0])):
-            return []
-        earlier = [child for child in nearest(parent) if child.calls and child.order < node.order]
-        before = max(earlier, key=lambda child: child.order, default=parent)
-        between = before.path or "", node.path or ""
-        inside = Candidate(node.paths["first"], node.paths["second"])
-        return [Candidate(parent.paths["first"], parent.paths["second"], between), inside]
-
-    def _feeding(self, node: Node, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return the code in front of the first other shapes, if a place is in a submodule that gets other numbers."""
-        below = (inner for inner in walk(node) if inner is not node and inner.calls)
-        ordered = sorted(below, key=lambda inner: inner.order)
-        ends = [end for place in candidates[:1] for end in (place.path, *(place.between or ()))]
-        inside = next((inner for inner in ordered if _holds_some(inner, ends) and _gets_other_numbers(inner)), None)
-        if inside is None:
-            return []
-        first = next(number for number, inner in enumerate(ordered) if inner is inside or _is_of_other_shapes(inner))
-        before = ordered[first - 1].path if first else node.path
-        between = before or "", ordered[first].path or ""
-        return [Candidate(node.paths["first"], node.paths["second"], between)]
-
     def _judged(self, node: Node) -> Iterator[Node]:
         """Yield the nearest judged submodules, descending into those that could not be judged."""
         for child in nearest(node):
@@ -492,25 +447,3 @@ class _Search:
     def _worst_call(self, node: Node, direction: Direction) -> dict[Side, Call]:
         errors = [(one.forward if direction == "forward" else one.backward) or 0.0 for one in node.trials]
         return node.calls[max(range(len(errors)), key=errors.__getitem__, default=0)]
-
-
-def _get_other_shapes(node: Node) -> bool:
-    """Tell whether the first call of a submodule gets arrays of other shapes on the two sides."""
-    return shaped_apart(*(call.arguments.leaves for call in node.calls[0].values()))
-
-
-def _holds_some(node: Node, paths: Sequence[str]) -> bool:
-    return any(f"{path}.".startswith(f"{node.path}.") for path in paths)
-
-
-def _gets_other_numbers(node: Node) -> bool:
-    return got_apart(node.calls[0], match_inputs(node.calls[0]))
-
-
-def _is_of_other_shapes(node: Node) -> bool:
-    """Return whether a submodule returns other shapes, and gets an array that is not among those of its counterpart."""
-    calls = node.calls[0]
-    groups = match_inputs(calls)
-    floats = {side: sum(map(is_float, calls[side].arguments.leaves)) for side in SIDES}
-    is_whole = all(sum(len(group.places(side)) for group in groups) == floats[side] for side in SIDES)
-    return not is_whole and shaped_apart(*(calls[side].outputs for side in SIDES))

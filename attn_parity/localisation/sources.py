@@ -108,6 +108,15 @@ class Sources:
             if len(one) != len(two) or relative([*zip(one, two, strict=True)]) > ANSWERS
         ]
 
+    def agrees_plainly(self, position: int) -> bool:
+        """Return whether the target agrees if a call returns the same numbers on both sides without axes exchanged."""
+        try:
+            taken = {side: self._taken(side, self._target, *self._rerun(side, (), plain=position)) for side in SIDES}
+        except FAILURES:
+            return False
+        groups = match_outputs(self._whole) if self._target is None else match_leaves(taken["first"], taken["second"])
+        return bool(groups) and not any(self._differ(one.value(side, taken[side]) for side in SIDES) for one in groups)
+
     def _found(self) -> list[int] | None:
         bases = self._bases = {side: self._run(side, ()) for side in SIDES}
         if any(len(bases[side]) != len(self._recorded(side)) for side in SIDES):
@@ -206,24 +215,25 @@ class Sources:
         same = [call for call in calls if call.path == path]
         return list(same[number].arguments.leaves) if number < len(same) else []
 
-    def _rerun(self, side: Side, moved: Sequence[int]) -> tuple[list[Array], Sequence[Call]]:
+    def _rerun(self, side: Side, moved: Sequence[int], plain: int | None = None) -> tuple[list[Array], Sequence[Call]]:
         substitutes: dict[str, list[Substitute]] = {}
         for position, step in enumerate(self._steps):
             call = step.calls[side]
-            outputs = self._outputs(position, side, is_moved=position in moved)
+            outputs = self._outputs(position, side, is_moved=position in moved, is_plain=position == plain)
             added: list[Array | None] = [None] * len(call.arguments.leaves)
             substitutes.setdefault(call.path, []).append(Substitute(outputs, added))
         arguments = self._arguments(side, is_moved=INPUTS in moved)
         return self._runner.substituted(side, self._paths[side], arguments, substitutes)
 
-    def _outputs(self, position: int, side: Side, *, is_moved: bool) -> list[Array | None]:
+    def _outputs(self, position: int, side: Side, *, is_moved: bool, is_plain: bool) -> list[Array | None]:
         call, groups = self._steps[position].calls[side], self._held[position]
         outputs: list[Array | None] = [leaf if is_float(leaf) else None for leaf in call.outputs]
         if groups is None:  # what it returns has no counterpart: each side keeps its own
             return [_moved(leaf, position) if is_moved and leaf is not None else leaf for leaf in outputs]
         for group in groups:
             value = group.value("first", self._steps[position].calls["first"].outputs)
-            value = group.given(side, _moved(value, position) if is_moved else value)
+            value = _moved(value, position) if is_moved else value
+            value = value if is_plain else group.given(side, value)
             for i in group.places(side):
                 outputs[i] = value
         return outputs
