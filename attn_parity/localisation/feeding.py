@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..pair import SIDES
 from ..results.findings import Candidate, Side
@@ -65,11 +65,15 @@ def _is_given_others(node: Node, groups: Sequence[LeafGroup]) -> bool:
         others[side] = [leaf for i, leaf in leaves if i not in places and is_float(leaf) and not is_mask(leaf)]
     if not groups or not all(others.values()):
         return False
-    inside = [inner.calls[0] for inner in walk(node) if inner is not node and inner.calls]
-    given = ({side: call[side].arguments.leaves for side in SIDES} for call in inside)
-    return not inside or any(
-        all(any(is_among(leaf, leaves[side]) for leaf in others[side]) for side in SIDES) for leaves in given
-    )
+    inside = [inner for inner in walk(node) if inner is not node and inner.calls]
+    # A part that was given the rows of one side on both has those alone.
+    return not inside or any((any if inner.refed else all)(_get_some(inner.calls[0], others)) for inner in inside)
+
+
+def _get_some(calls: Mapping[Side, Call], arrays: Mapping[Side, Sequence[Array]]) -> Iterator[bool]:
+    """Yield for each side whether a call gets one of some arrays."""
+    for side in SIDES:
+        yield any(is_among(array, calls[side].arguments.leaves) for array in arrays[side])
 
 
 def feeding_of(node: Node, candidates: Sequence[Candidate]) -> list[Candidate]:

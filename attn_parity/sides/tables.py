@@ -165,8 +165,7 @@ class Branches:
     def choose(self, name: str, where: str, condition: Array, first: Array | None, second: Array | None) -> None:
         """Note a choice between numbers by a condition; None for branches whose numbers are not known."""
         outcomes = {outcome for outcome, taken in ((True, condition.any()), (False, not condition.all())) if taken}
-        is_known = first is not None and second is not None
-        if len(outcomes) == 1 and is_known and np.array_equal(*np.broadcast_arrays(first, second)):
+        if len(outcomes) == 1 and first is not None and second is not None and bool(np.all(first == second)):
             outcomes = {True, False}  # both branches have the same numbers
         self._add(f"{name} ({where})", f"{CONDITION} true", f"{CONDITION} false", outcomes)
 

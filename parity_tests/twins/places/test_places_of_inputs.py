@@ -1,0 +1,111 @@
+"""Faults in what a submodule is given: another array than its counterpart's, or a table with axes exchanged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from .planted_places import WIDTH
+from .test_candidates import places
+
+
+class Attention(nn.Module):
+    """Attention of one array to another."""
+
+    def __init__(self, power=0.5):
+        super().__init__()
+        self.q, self.kv, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.power = power
+
+    def forward(self, x, context):
+        key, value = self.kv(context).chunk(2, -1)
+        return self.out(torch.softmax(self.q(x) @ key.swapaxes(1, 2) * WIDTH**-self.power, -1) @ value)
+
+
+class Resampler(nn.Module):
+    """Latents that attend to media and to themselves."""
+
+    def __init__(self, context="both", power=0.5):
+        super().__init__()
+        self.media, self.latents = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention, self.out = Attention(power), nn.Linear(WIDTH, WIDTH)
+        self.queries, self.context = nn.Parameter(torch.randn(3, WIDTH)), context
+
+    def forward(self, x):
+        latents = self.latents(self.queries.expand(len(x), -1, -1))
+        media = self.media(x)
+        both = torch.cat([media, latents], 1)
+        context = {"both": both, "media": media, "late": both[:, 1:], "raw": torch.cat([x, latents], 1)}
+        return self.out(torch.relu(self.attention(latents, context[self.context])))
+
+
+CALL, INSIDE = ("", ("media", "attention")), ("attention", None)
+
+
+@pytest.mark.parametrize("context", ["media", "late"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_code_that_gives_a_submodule_fewer_tokens_is_the_place(context, is_first):
+    pair = [Resampler(context), Resampler()]
+    found, among = places(*pair[:: 1 if is_first else -1])
+    assert (found, among) == (("", "forward", CALL[1]), {CALL, INSIDE})
+
+
+def test_code_that_gives_a_submodule_other_tokens_is_the_place():
+    found, _ = places(Resampler(), Resampler("raw"))
+    assert found == ("", "forward", CALL[1])
+
+
+def test_a_fault_in_a_submodule_of_equal_inputs_is_its_own():
+    found, _ = places(Resampler(), Resampler(power=0.25))
+    assert found == ("attention", "forward", ("attention.q", "attention.out"))
+
+
+LENGTH = 5
+
+
+class Bias(nn.Module):
+    """A table of biases by distance."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.table, self.order = nn.Parameter(torch.randn(2 * LENGTH - 1, 2)), order
+
+    def forward(self):
+        return self.table[distances(self.order) + LENGTH - 1]
+
+
+def distances(order):
+    queries, keys = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)[None]
+    return keys - queries if order == "k - q" else queries - keys
+
+
+class Biased(nn.Module):
+    """Attention with two heads and biases by distance from a layer, or from a module without inputs."""
+
+    def __init__(self, kind, order="q - k", added="qkh->hqk", gain=1.0):
+        super().__init__()
+        self.qk, self.v, self.out = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.bias = Bias(order) if kind == "module" else nn.Embedding(2 * LENGTH - 1, 2)
+        self.kind, self.order, self.added, self.gain = kind, order, added, gain
+
+    def forward(self, x):
+        q, k = (half.unflatten(-1, (2, -1)) for half in self.qk(x).chunk(2, -1))
+        v = self.v(x).unflatten(-1, (2, -1))
+        bias = self.bias() if self.kind == "module" else self.bias(distances(self.order) + LENGTH - 1)
+        scores = torch.einsum("bqhc,bkhc->bhqk", q, k) + torch.einsum(self.added, bias)
+        return self.out(torch.einsum("bhqk,bkhc->bqhc", torch.softmax(self.gain * scores, -1), v).flatten(-2))
+
+
+@pytest.mark.parametrize(("kind", "place"), [("layer", ("", ("", "bias"))), ("module", ("bias", None))])
+def test_a_table_read_at_exchanged_positions_is_placed_where_it_is_read(kind, place):
+    found, among = places(Biased(kind), Biased(kind, "k - q"))
+    assert ((found[0], found[2]), among) == (place, {place})
+
+
+@pytest.mark.parametrize("kind", ["layer", "module"])
+def test_a_table_of_another_layout_is_not_blamed_for_a_fault_behind_it(kind):
+    """The second side reads its table at exchanged positions, and exchanges the axes of what it reads."""
+    found, among = places(Biased(kind), Biased(kind, "k - q", "kqh->hqk", 1.1))
+    assert found == ("", "forward", ("bias", "out"))
+    assert not {("bias", None), ("", ("", "bias"))} & among
