@@ -29,6 +29,7 @@ from ..results.allowances import accept, checked
 from ..results.findings import Divergence, DtypeLeak, Side, TensorVerdict, Verdict, worst
 from ..results.report import Report
 from ..samples.limits import MAX_SEEDS
+from ..samples.sampling import Planned
 from ..settings import precision
 from ..sides.arrays import DTYPES
 from ..sides.subject import Array, CannotPromoteError, ModuleFailedError
@@ -49,6 +50,9 @@ MODES = ("eager", "jit")
 
 MISSING = object()
 """Stands for an argument that was not given."""
+
+FRESH = Planned("own", 0, 0, 982_451_653)
+"""A sample that no verdict is drawn from: a hint has to hold on it as well."""
 
 UNSTABLE_ULPS = 1e4
 """Units of the last place beyond which a large pair is asked whether it is deterministic at all."""
@@ -195,12 +199,13 @@ def judge(
     pair.progress("looking for the first divergence", 0, 1)
     aim: Aim = "precision" if judgement.report.verdict == "precision" else "meaning"
     outputs_agree = all(one.verdict == "equal" for one in judgement.report.tensors if one.kind == "output")
-    located = find(pair, judgement.furthest, aim, judgement.explained.tables, outputs_agree=outputs_agree)
+    fresh = None if pair.effort.large else lambda: runner.sample(FRESH)
+    located = find(pair, judgement.furthest, aim, judgement.explained.tables, outputs_agree=outputs_agree, fresh=fresh)
     is_meaning = judgement.report.verdict != "precision"
     divergence = None if judgement.report.verdict in ("equal", "inconclusive") else located.divergence
     if divergence is not None:
         hint = divergence.hint or _hint(runner, judgement, located.evidence, divergence, is_meaning=is_meaning)
-        hint = hint or "; ".join(_on_candidates(pair, divergence))
+        hint = hint or "; ".join(_on_candidates(pair, divergence, is_known=located.evidence is not None))
         hint = "; ".join([*_on_layers(pair), hint] if hint else _on_layers(pair))
         seen = witness(located.evidence) if is_meaning and located.evidence is not None else ""
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint, witness=seen)
@@ -236,12 +241,15 @@ def _on_layers(pair: Pair) -> list[str]:
     return differing_settings(pair, SHOWN) if is_function else []
 
 
-def _on_candidates(pair: Pair, divergence: Divergence) -> Iterator[str]:
-    """Yield the settings that differ in submodules that were not excluded, such as those that return other shapes."""
+def _on_candidates(pair: Pair, divergence: Divergence, *, is_known: bool) -> Iterator[str]:
+    """Yield the settings that differ in submodules that were not excluded, such as those that return other shapes.
+
+    Those of the likeliest place are left out where the hint had its numbers.
+    """
     first, second = pair.first.settings(), pair.second.settings()
     labels = pair.shown["first"], pair.shown["second"]
     for candidate in divergence.candidates:
-        if candidate.between is None:
+        if candidate.between is None and not (is_known and candidate.path == divergence.path):
             own = first.get(candidate.path, {}), second.get(candidate.second_path, {})
             yield from (f"in {candidate.path}, {sentence}" for sentence in layer_settings.differing(*own, labels))
 

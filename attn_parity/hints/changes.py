@@ -27,8 +27,11 @@ PER_OPERATION = 1000
 TRACED = 10
 """How many times that an operation takes to be traced and run, forward and backward."""
 
-MOST_FITTING = 3
-"""Most numbers in code that a hint offers: several may agree where few results depend on them."""
+MOST_FITTING = 4
+"""Most changes of a side that a hint offers: several may agree, of which the fault is any."""
+
+MOST_OF_LINE = 2
+"""Most of these that a line of code has."""
 
 MOST_TIMES = 4
 """A changed run may take this many times as many steps as the one without a change, which a loop may need; it may also
@@ -65,7 +68,10 @@ MOST_WHOLE = 1e6
 """Whole numbers up to this one are tried for a solved number, however many digits they have; 0 is among them."""
 
 DIGITS = 3
-"""Most digits of a number that code holds, unless the other side's code holds it."""
+"""Most digits of a number that code holds, unless it is a constant, a root or one over a whole number."""
+
+CONSTANTS = (math.pi, 2 * math.pi, math.pi / 2, math.e, math.log(2), math.log(10), math.sqrt(2 / math.pi))
+"""Numbers of many digits that code holds."""
 
 
 ORDINALS = ("first", "second", "third", "fourth")
@@ -75,6 +81,11 @@ def stopped(name: str, index: int, count: int) -> str:
     """Describe an operation that passes no gradient to one of its operands."""
     which = "" if count == 1 else f"{ORDINALS[index] if index < len(ORDINALS) else f'{index + 1}th'} "
     return f"the gradient of the {which}operand of {name} stopped"
+
+
+def in_run(at: int, count: int) -> str:
+    """Describe which run of a line a change is in, if the line runs several times and the others stay as they are."""
+    return f" in run {at + 1} of {count} alone" if count > 1 else ""
 
 
 def orders(count: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -112,6 +123,8 @@ def softmaxes(logits: Array, axes: Sequence[int], *, is_log: bool) -> Iterator[t
             total = np.exp(shifted).sum(axis=axis, keepdims=True)
             over = f"a softmax over axis {axis} of {logits.ndim} for axis {', '.join(map(str, axes))}"
             yield over, shifted - np.log(total) if is_log else np.exp(shifted) / total
+    if not is_log:
+        yield "sigmoid for the softmax", ACTIVATIONS["sigmoid"](logits)
 
 
 def logsumexps(operand: Array, axes: Sequence[int]) -> Iterator[tuple[str, Array]]:
@@ -140,19 +153,29 @@ def reductions(operand: Array, axes: Sequence[int]) -> Iterator[tuple[str, tuple
                 yield f"a reduction of axes {list(other)} for {sorted(axes)}", other
 
 
+ROUNDINGS: dict[str, Numbers] = {"round": np.round, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc}
+
+
 def functions(name: str, operand: Array, plain: Array) -> Iterator[tuple[str, Array]]:
     """Yield the results of other functions of one array, and the array itself."""
     yield f"no {name}", operand
-    others: dict[str, Numbers] = {
-        **ACTIVATIONS,
-        "exp": np.exp,
-        "sin": np.sin,
-        "cos": np.cos,
-        "square": np.square,
-        "sqrt": np.sqrt,
-        "softplus": lambda x: np.logaddexp(x, 0),
-        "1 / sqrt": lambda x: 1 / np.sqrt(x),
-    }
+    if name in ("logistic", "sigmoid") and operand.ndim:
+        shifted = np.exp(operand - operand.max(-1, keepdims=True))
+        yield f"a softmax over the last axis for {name}", shifted / shifted.sum(-1, keepdims=True)
+    others: dict[str, Numbers] = (
+        ROUNDINGS
+        if name in ROUNDINGS
+        else {
+            **ACTIVATIONS,
+            "exp": np.exp,
+            "sin": np.sin,
+            "cos": np.cos,
+            "square": np.square,
+            "sqrt": np.sqrt,
+            "softplus": lambda x: np.logaddexp(x, 0),
+            "1 / sqrt": lambda x: 1 / np.sqrt(x),
+        }
+    )
     for other, function in others.items():
         value = function(operand)
         is_flat = value.size > 1 and np.ptp(operand) > 0 and np.ptp(value) == 0  # a saturated function fits by chance
@@ -261,30 +284,30 @@ class Budget:
 
 
 class Hits:
-    """The changes that make both sides agree: one kind per line, for as few of its operations as do."""
+    """The changes of a side that make both sides agree, each of as few of a line's operations as do."""
 
     def __init__(self) -> None:
-        self._hits: list[tuple[str, str, frozenset[int], str]] = []
+        self._hits: list[tuple[str, str, frozenset[int], tuple[str, str]]] = []
 
     @property
     def are_enough(self) -> bool:
-        """Whether changes in two lines, or of three operations, are known."""
-        return len({line for line, *_ in self._hits}) > 1 or len(self._hits) > 2
+        """Whether there are as many as a hint offers."""
+        return len(self._hits) >= MOST_FITTING
 
     def have(self, line: str, text: str, at: Collection[int]) -> bool:
-        """Return whether a change of operations is no news: part of them suffices, or the line has another one."""
-        return any(
-            line == own and (text != other or operations <= frozenset(at)) for own, other, operations, _ in self._hits
-        )
+        """Return whether a change is no news: part of its operations suffices, or its line has others enough."""
+        of_line = [(other, operations) for own, other, operations, _ in self._hits if own == line]
+        same = [operations for other, operations in of_line if other == text]
+        return any(operations <= frozenset(at) for operations in same) or (not same and len(of_line) >= MOST_OF_LINE)
 
-    def add(self, line: str, text: str, at: Collection[int], where: str) -> None:
-        """Add a change; those of more operations of its line are dropped."""
-        rest = [hit for hit in self._hits if hit[0] != line or not frozenset(at) < hit[2]]
-        self._hits = [*rest, (line, text, frozenset(at), where)]
+    def add(self, line: str, text: str, at: Collection[int], told: tuple[str, str]) -> None:
+        """Add a change of operations, and what a hint tells of it; the same change of more of them is dropped."""
+        self._hits = [hit for hit in self._hits if hit[:2] != (line, text) or not frozenset(at) < hit[2]]
+        self._hits.append((line, text, frozenset(at), told))
 
     def told(self) -> list[tuple[str, str]]:
         """Return what changes, and where."""
-        return [(text, where) for _, text, _, where in self._hits]
+        return [hit[-1] for hit in self._hits]
 
 
 def are_alike(first: Sequence[Array], second: Sequence[Array]) -> bool:
@@ -361,16 +384,19 @@ def solved(number: float, rest: Callable[[float], Array | None], limit: float = 
 def solutions(number: float, rest: Callable[[float], Array | None], limit: float = FIT) -> Iterator[float]:
     """Yield the numbers in code for which a difference may vanish: one that is solved for, or usual ones.
 
-    Any number fits few results if it is solved for, but hardly ever a usual one. See `solved` for the arguments.
+    Any number fits few results if it is solved for, but hardly ever a usual one. Behind a rounding no number can be
+    solved for, and the next whole ones are tried. See `solved` for the arguments.
     """
     own = rest(number)
     if own is None or not own.size:
         return
     if own.size >= ENOUGH:
         value = solved(number, rest, limit)
-        yield from () if value is None else (value,)
-        return
-    for value in USUAL:
+        if value is not None:
+            yield value
+            return
+    near = (number - 1, number + 1) if number == round(number) and abs(number) > 1 else ()
+    for value in near if own.size >= ENOUGH else (*USUAL, *near):
         difference = rest(value)
         if difference is not None and np.abs(difference).max() <= limit:
             yield value
@@ -382,11 +408,20 @@ def _polished(number: float, rest: Callable[[float], Array | None], limit: float
     A number of many digits is a sign that something else is wrong.
     """
     whole = [float(round(number))] if abs(number) < MOST_WHOLE else []
-    for value in (*whole, *(float(f"{number:.{digits}g}") for digits in range(1, DIGITS + 1)), *_roots(number)):
+    digits = (float(f"{number:.{digits}g}") for digits in range(1, DIGITS + 1))
+    for value in (*whole, *digits, *_roots(number), *_near_constants(number)):
         rounded = rest(value)
         if rounded is not None and np.abs(rounded).max() <= limit:
             return value
     return None
+
+
+def _near_constants(number: float) -> Iterator[float]:
+    """Yield a constant next to a number, or one over a whole number."""
+    inverse = round(1 / number) if number else 0
+    for value in (*CONSTANTS, *((1 / inverse,) if inverse else ())):
+        if abs(abs(number) - abs(value)) < 1e-6 * abs(value):
+            yield math.copysign(value, number)
 
 
 def _roots(number: float) -> Iterator[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,24 +14,15 @@ from ..results.findings import shown
 from .case import FIT, Array, Arrays, Case, ratio_of
 from .layers import BY_WEIGHTS, LAYERS
 from .norms import norms
-from .relations import RELATIONS, multiples, positions, variance
-from .settings import differing
+from .relations import EXACT, VAGUE, variance
+from .settings import OWN, differing
 
 MAX = 2
 """Most findings in a hint."""
 
-VAGUE = (
-    ": consistent with another scale",
-    ": consistent with a scale by another width",
-    ": consistent with another bias",
-    "consistent with another padding",
-    "another variance in a norm",
-    "as a router's",
-    "another scale per channel",
-)
-"""Ends of relations that many causes have; a changed operation with which both sides agree is named before them."""
-
 CLASSES = ("first_class", "second_class")
+
+Relation = Callable[[Case], str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +39,7 @@ class Evidence:
         first_settings: name -> value of the first side's settings.
         second_settings: the same of the second side.
         inputs: floating-point inputs, the same on both sides.
+        counts_alike: whether an axis of these and of the outputs has the same number on both sides.
         first_outputs: outputs of the first side.
         second_outputs: outputs of the second side.
         first_weights: the first side's weights, under the first side's names.
@@ -58,6 +50,7 @@ class Evidence:
         whole: the evidence of the enclosing module, for code between two submodules.
         changes: runs the sides with changes of one operation; returns those with which they agree, or "".
         others: the evidence of further calls of the submodule.
+        again: draws the evidence of the same place on fresh weights and inputs; None where that fails.
     """
 
     path: str = ""
@@ -69,6 +62,7 @@ class Evidence:
     first_settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
     second_settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
     inputs: Sequence[Array] = ()
+    counts_alike: bool = True
     first_outputs: Sequence[Array] = ()
     second_outputs: Sequence[Array] = ()
     first_weights: Arrays = dataclasses.field(default_factory=dict)
@@ -79,6 +73,7 @@ class Evidence:
     whole: Evidence | None = None
     changes: Callable[[], str] = lambda: ""
     others: Sequence[Evidence] = ()
+    again: Callable[[], Evidence | None] = lambda: None
 
 
 def hint_for(
@@ -95,42 +90,59 @@ def hint_for(
         labels: names of the two sides; None takes the evidence's.
         numbers: whether to compare numbers, too. If two sides differ only by rounding, exact agreement merely shows
             which elements are not rounded, which resembles a mask.
-        probe: runs both sides again and returns a finding, or "". It is called before a hint that only lists the
-            positions that differ.
+        probe: runs both sides again and returns a finding, or "". It is called before relations that many causes have.
     """
     sides: tuple[str, str] = getattr(evidence, "labels", ("torch", "flax")) if labels is None else labels
     names = shown(sides[0]), shown(sides[1])
     classes = evidence.first_class, evidence.second_class
     causes = differing(evidence.first_settings, evidence.second_settings, names, classes, evidence.direction)
+    if not len(evidence.inputs):  # each side gets another array, which may be padded
+        causes = [cause for cause in causes if not cause.startswith("padding")]
+    unsure = [cause for cause in causes if cause.startswith(OWN)]
+    causes = [cause for cause in causes if cause not in unsure]
+    text = ""
     if numbers and len(causes) < MAX:
-        whole = getattr(evidence, "whole", None)
-        text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
-        related = text
-        is_vague = text.endswith(VAGUE) and not any(case.may_hold("attention") for case in cases_of(evidence, names))
-        if not text or text == relation(evidence, names, (positions, multiples)):
-            text = probe() or ("" if causes else getattr(evidence, "changes", str)()) or text or _scale(evidence, names)
-        elif is_vague and not causes:
-            text = getattr(evidence, "changes", str)() or text
-        if text and text == related and not _holds_for_all(text, getattr(evidence, "others", ()), names):
-            text = f"in one of its calls, {text}"
+        text = _lasting(evidence, names, (*LAYERS, *EXACT))
+        if not causes:
+            tried = getattr(evidence, "changes", str)
+            text = text or tried() or probe() or _lasting(evidence, names, VAGUE) or _scale(evidence, names)
         is_norm = any(setting.startswith(("eps is ", "num_groups is ")) for setting in causes)
         # Formulas of two norms say nothing more than their settings.
         causes += [text] if text and not (is_norm and text == relation(evidence, names, (norms,))) else []
-    return "; ".join(causes[:MAX])
+    return "; ".join((causes if text else [*causes, *unsure])[:MAX])
 
 
-def _holds_for_all(text: str, others: Iterable[object], labels: tuple[str, str]) -> bool:
-    """Return whether a relation is that of all further calls in which the sides differ."""
-    return all(relation(one, labels) == text for one in others if cases_of(one, labels))
+def _lasting(evidence: Evidence, labels: tuple[str, str], relations: Sequence[Relation]) -> str:
+    """Return the first relation, "" unless the same place has it on a fresh sample and in other calls as well."""
+
+    def first(evidence: Evidence) -> str:
+        whole = getattr(evidence, "whole", None)
+        return (whole and relation(whole, labels, BY_WEIGHTS)) or relation(evidence, labels, relations)
+
+    def has(evidence: Evidence) -> bool:
+        return not cases_of(evidence, labels) or _lasting_part(first(evidence)) == _lasting_part(text)
+
+    text = first(evidence)
+    again = getattr(evidence, "again", lambda: None)() if text else None
+    if not text or not (again is None or has(again)):
+        return ""
+    return text if all(map(has, getattr(evidence, "others", ()))) else f"in one of its calls, {text}"
+
+
+def _lasting_part(text: str) -> str:
+    """Return a relation without the factors of single rows or channels, which are those of a sample."""
+    return re.sub(r"[\d.e+-]+ (to [\d.e+-]+ )?times", "times", text) if "a multiple of" in text else text
 
 
 def relation(
-    evidence: object, labels: tuple[str, str], relations: Sequence[Callable[[Case], str]] = (*LAYERS, *RELATIONS)
+    evidence: object, labels: tuple[str, str], relations: Sequence[Relation] = (*LAYERS, *EXACT, *VAGUE)
 ) -> str:
     """Return the first known relation between the results of the two sides, "" if none applies."""
     with np.errstate(all="ignore"):
         for case in cases_of(evidence, labels):
             text = next((text for one in relations if (text := one(case))), "")
+            if re.search(r"ax[ei]s \d", text):
+                text += "" if getattr(evidence, "counts_alike", True) else f" (axes as {labels[0]} counts them)"
             if text:
                 return f"{case.name}: {text}" if case.is_gradient else text
     return ""

@@ -13,7 +13,7 @@ from .attention import attention
 from .case import LARGEST, Array, Case, Ways, computed, first_fit
 from .norms import norms
 from .recurrent import recurrent, sigmoid
-from .reshaping import averaged, modulated, padded, reductions, resized, softmaxes
+from .reshaping import modulated, padded, reductions, resized, softmaxes
 from .spectral import spectral
 
 
@@ -30,18 +30,6 @@ def _activation(case: Case) -> str:
         if ours and its and ours != its:
             return f"{case.labels[0]} computes {ours}, {case.labels[1]} {its}"
     return ""
-
-
-def _gelu_pattern(case: Case) -> str:
-    """Recognise GELU's two kinds by the size of the difference, where the input of the activation is not known."""
-    if case.is_gradient or any(given.shape == case.first.shape for given in case.inputs):
-        return ""
-    largest = float(np.abs(case.apart).max())
-    lowest = float(min(case.first.min(), case.second.min()))
-    far = float(np.abs(case.apart[np.abs(case.first) > 5]).max(initial=0.0))
-    if not (1e-5 < largest < 5e-4 and -0.1701 < lowest < 0 and far <= 1e-6):
-        return ""
-    return "differences of at most 5e-4, none far from 0, and no value below -0.17: consistent with GELU's two kinds"
 
 
 def _erf(value: Array) -> Array:
@@ -265,7 +253,5 @@ LAYERS: tuple[Callable[[Case], str], ...] = (
     computed(resized, inputs=True),
     computed(padded, inputs=True),
     computed(reductions, inputs=True),
-    averaged,
-    _gelu_pattern,
 )
-"""Relations to try before `RELATIONS`: they name the computation of each side."""
+"""Relations to try first: they name the computation of each side."""

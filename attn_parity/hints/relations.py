@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from .case import FIT, Array, Case, divisors, ratio_of, scale_named
+from .reshaping import averaged
 
 FEW = 64
 """Rows that are compared first, so that a relation that does not apply costs little."""
@@ -20,6 +21,18 @@ HALF = 0.5
 
 PER_ROW = 0.1
 """How far the logarithm of a ratio is from 0 that eps alone rarely explains."""
+
+
+def _gelu_pattern(case: Case) -> str:
+    """Recognise GELU's two kinds by the size of the difference, where the input of the activation is not known."""
+    if case.is_gradient or any(given.shape == case.first.shape for given in case.inputs):
+        return ""
+    largest = float(np.abs(case.apart).max())
+    lowest = float(min(case.first.min(), case.second.min()))
+    far = float(np.abs(case.apart[np.abs(case.first) > 5]).max(initial=0.0))
+    if not (1e-5 < largest < 5e-4 and -0.1701 < lowest < 0 and far <= 1e-6):
+        return ""
+    return "differences of at most 5e-4, none far from 0, and no value below -0.17: consistent with GELU's two kinds"
 
 
 def _constant_ratio(case: Case) -> str:
@@ -51,22 +64,35 @@ def _padding_row(case: Case) -> str:
     return ""
 
 
-def _added_bias(case: Case) -> str:
-    """Recognise a bias that one side adds twice, or not at all: a constant vector between the two."""
+def _constant_rows(case: Case) -> Array | None:
+    """Return the difference by rows if it is the same in all; None for rows that are the same themselves."""
     if case.is_gradient or case.first.ndim < 2:
-        return ""
+        return None
     rows = case.apart.reshape(-1, case.apart.shape[-1])
     if len(rows) < 2 or float(np.abs(rows - rows[:1]).max()) > FIT * case.scale:
+        return None
+    are_same = float(np.ptp(case.first.reshape(rows.shape), axis=0).max()) <= FIT * case.scale
+    return None if are_same else rows
+
+
+def _added_weight(case: Case) -> str:
+    """Recognise a bias that one side adds twice, or not at all."""
+    rows, (first, second) = _constant_rows(case), case.labels
+    if rows is None:
         return ""
-    if float(np.ptp(case.first.reshape(rows.shape), axis=0).max()) <= FIT * case.scale:  # all rows are the same
-        return ""
-    first, second = case.labels
     for name, weight in case.weights.items():
         for factor in (1, -1):
             if weight.shape == rows[0].shape and case.fits(rows[0], factor * weight):
                 more, less = (second, first) if factor > 0 else (first, second)
                 return f"{more} is {less} plus {name} in every row: consistent with {name} added twice, or left out"
-    return "the difference is the same in every row: consistent with another bias"
+    return ""
+
+
+def _added_bias(case: Case) -> str:
+    """Recognise a constant vector between the two."""
+    return (
+        "" if _constant_rows(case) is None else "the difference is the same in every row: consistent with another bias"
+    )
 
 
 def _one_plus_weight(case: Case) -> str:
@@ -117,16 +143,19 @@ def _transposed(case: Case) -> str:
                 other = (case.fits(case.first, backward + bias), case.fits(case.second, forward + bias))
                 if all(ways) or all(other):
                     return f"one side multiplies by {name}, the other by its transpose"
-    return _spatially_transposed(case)
+    return ""
 
 
-def _spatially_transposed(case: Case) -> str:
-    """Recognise height and width exchanged in a convolution's kernel, on inputs whose height and width are alike."""
-    if case.first.ndim != 4:
+def _turned(case: Case) -> str:
+    """Recognise outputs with two axes exchanged, as height and width are where a convolution's kernel is transposed."""
+    if case.first.ndim != 4 or case.is_gradient:
         return ""
+    cause = (
+        ": consistent with height and width exchanged" if any(one.ndim == 4 for one in case.weights.values()) else ""
+    )
     for axes, what in (((0, 1, 3, 2), "the last two axes"), ((0, 2, 1, 3), "the middle two axes")):
         if case.first.transpose(axes).shape == case.first.shape and case.fits(case.first.transpose(axes), case.second):
-            return f"one output is the other with {what} exchanged: consistent with height and width exchanged"
+            return f"one output is the other with {what} exchanged{cause}"
     return ""
 
 
@@ -185,24 +214,34 @@ def _orders(width: int) -> list[tuple[str, Array]]:
     return orders
 
 
+def _halves(case: Case) -> str:
+    """Recognise rotary pairs that are halves on one side and interleaved on the other."""
+    for width, first, second in _kept_pairs(case):
+        if {first, second} == {(True, False), (False, True)}:
+            words = ["halves" if halves else "interleaved pairs" for halves, _ in (first, second)]
+            return f"{case.labels[0]} rotates {words[0]}, {case.labels[1]} {words[1]} ({width} channels per head)"
+    return ""
+
+
 def _rotated(case: Case) -> str:
-    """Recognise rotary pairs: each side keeps the lengths of pairs, in halves or interleaved."""
+    """Recognise rotary pairs of the same kind on both sides."""
+    if any(first == second and sum(first) == 1 for _, first, second in _kept_pairs(case)):
+        return "both rotate the same pairs, by other angles: consistent with another base, positions or direction"
+    return ""
+
+
+def _kept_pairs(case: Case) -> Iterator[tuple[int, tuple[bool, bool], tuple[bool, bool]]]:
+    """Yield widths, and of each side whether it keeps the lengths of pairs in halves, and of interleaved ones."""
     operand = next((one for one in case.inputs if one.shape == case.first.shape), None)
     size = case.first.shape[-1] if case.first.ndim else 0
     if operand is None or size < 4 or case.is_gradient:
-        return ""
-    for width in divisors(size):
-        if width % 2 or width < 4:
-            continue
-        rows = [array.reshape(-1, size)[-FEW:] for array in (operand, case.first, case.second)]
-        kept = [[_keeps_pairs(rows[0], one, width, halves) for halves in (True, False)] for one in rows[1:]]
-        if kept in ([[True, False], [False, True]], [[False, True], [True, False]]):
-            first = "halves" if kept[0][0] else "interleaved pairs"
-            second = "interleaved pairs" if kept[0][0] else "halves"
-            return f"{case.labels[0]} rotates {first}, {case.labels[1]} {second} ({width} channels per head)"
-        if kept[0] == kept[1] and kept[0] in ([True, False], [False, True]):
-            return "both rotate the same pairs, by other angles: consistent with another base, positions or direction"
-    return ""
+        return
+    rows = [array.reshape(-1, size)[-FEW:] for array in (operand, case.first, case.second)]
+    for width in (one for one in divisors(size) if one % 2 == 0 and one >= 4):
+        first, second = (
+            (_keeps_pairs(rows[0], one, width, True), _keeps_pairs(rows[0], one, width, False)) for one in rows[1:]
+        )
+        yield width, first, second
 
 
 def _keeps_pairs(operand: Array, made: Array, width: int, halves: bool) -> bool:
@@ -265,14 +304,9 @@ def _partly_scaled(case: Case) -> str:
         scaled = np.flatnonzero(np.abs(factors - 1) > FIT)
         if 0 < len(scaled) < size > 2 and float(np.ptp(factors[scaled])) <= FIT * float(np.abs(factors).max()):
             first, second = case.labels
-            which = f"{len(scaled)} of {size} along axis {axis} of {second}, from {scaled[0]} on,"
-            return f"{which} are {factors[scaled[0]]:.6g} times {first}'s, the others agree"
+            which = f"{len(scaled)} of {size} along axis {axis}, from {scaled[0]} on,"
+            return f"{which} are {factors[scaled[0]]:.6g} times as large in {second} as in {first}, the others agree"
     return ""
-
-
-def multiples(case: Case) -> str:
-    """Describe rows or channels that are multiples of the other side's where no norm can be the cause."""
-    return "" if case.may_hold("norm") else _normalised(case)
 
 
 def _span(least: float, most: float) -> str:
@@ -433,17 +467,26 @@ def _edges(case: Case) -> str:
     return ""
 
 
-RELATIONS: tuple[Callable[[Case], str], ...] = (
+EXACT: tuple[Callable[[Case], str], ...] = (
     _one_plus_weight,
-    _constant_ratio,
-    _added_bias,
+    _added_weight,
     _reordered,
     _transposed,
-    _rotated,
+    _halves,
     _padding_row,
+)
+"""Relations that name the step that differs, from the most specific to the least; the first that applies counts."""
+
+VAGUE: tuple[Callable[[Case], str], ...] = (
+    averaged,
+    _gelu_pattern,
+    _turned,
+    _constant_ratio,
+    _added_bias,
+    _rotated,
     _partly_scaled,
     _normalised,
     _edges,
     positions,
 )
-"""From the most specific to the least; the first that applies is reported."""
+"""Relations that many causes have; an operation whose change was tried is named before them."""

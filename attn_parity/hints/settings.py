@@ -81,6 +81,9 @@ changes the running statistics after it, a dtype does in another precision."""
 MODES = frozenset({"CIRCULAR", "REFLECT"})
 """Paddings of Flax that are values beyond the border; torch has them as `padding_mode`."""
 
+OWN = ("scale is ", "the base of the rotary angles is ", "window is ")
+"""Beginnings of sentences on settings that only users' classes have, which need not mean the same on both sides."""
+
 NAMES = {"base": "the base of the rotary angles", "is_causal": "causal"}
 
 Value = float | int | bool | str | tuple[Any, ...] | None

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..pair import SIDES
 from ..results.findings import Side, shown
 from ..sides.arrays import is_float
-from ..sides.subject import Arguments, Array, Call, GradientSample, Run
+from ..sides.subject import Arguments, Array, Call, GradientSample, OutputSample, Run
 from .between import Direction
 from .forcing import Paths, gradients_apart, gradients_of
 from .leaves import fed, fed_cotangents, match_inputs, match_outputs
 from .sides import Sides, SubmoduleRunner
 
-COPIES = 2
-"""Inputs on which a change has to make both sides agree."""
+Trial = tuple[SubmoduleRunner, Mapping[Side, Call]]
+"""A call of the submodule on each side, and what runs it with the weights of its sample."""
 
 KINDS: Mapping[Direction, tuple[bool, ...]] = {"forward": (False, True), "backward": (False,)}
 """Direction -> whether numbers in code are changed, in the order in which both sides are tried."""
@@ -37,6 +36,7 @@ class ChangedOperations:
         calls: its call on each side.
         direction: of the fault: forward changes results, backward the gradients that operations pass.
         others: further calls of the submodule, on which a change has to make both sides agree as well.
+        fresh: calls on a sample of other weights and inputs, on which it has to as well.
     """
 
     runner: SubmoduleRunner
@@ -45,32 +45,38 @@ class ChangedOperations:
     calls: Mapping[Side, Call]
     direction: Direction = "forward"
     others: Sequence[Mapping[Side, Call]] = ()
+    fresh: Callable[[], Sequence[Trial]] = list
 
     def hint(self) -> str:
-        """Return the change of an operation with which both sides agree, and its line of code; "" if none does.
+        """Return all changes of an operation with which both sides agree, and their lines of code; "" if none does.
 
-        Other numbers in the code of either side are tried last: solved for, they may agree by chance.
+        Either side may be the one at fault. Other numbers in the code are tried last: solved for, they may agree by
+        chance.
         """
-        for numbers, side in itertools.product(KINDS[self.direction], reversed(SIDES)):
-            changes: list[tuple[str, str]] = []
-            with contextlib.suppress(Exception):  # changed code may fail anyhow, and the verdict needs no hint
-                changes = (
-                    self._changes(side, numbers=numbers)
-                    if self.direction == "forward"
-                    else self._gradient_changes(side)
-                )
-            if changes:
-                label = shown(self.sides.labels[side])
-                ways = [f"{text} ({where})" if where else text for text, where in changes]
-                return f"with {', or with '.join(ways)} in {label} both sides agree"
+        for numbers in KINDS[self.direction]:
+            ways = [way for side in reversed(SIDES) for way in self._ways(side, numbers=numbers)]
+            if ways:
+                return f"with {', or with '.join(ways)} both sides agree"
         return ""
 
-    def _fed(self) -> Iterator[dict[Side, Arguments]]:
+    def _ways(self, side: Side, *, numbers: bool) -> list[str]:
+        """Return the changes of one side, for a message."""
+        changes: list[tuple[str, str]] = []
+        with contextlib.suppress(Exception):  # changed code may fail anyhow, and the verdict needs no hint
+            changes = (
+                self._changes(side, numbers=numbers) if self.direction == "forward" else self._gradient_changes(side)
+            )
+        label = shown(self.sides.labels[side])
+        return [f"{text} in {label}{f' ({where})' if where else ''}" for text, where in changes]
+
+    def _fed(self) -> Iterator[tuple[SubmoduleRunner, dict[Side, Arguments]]]:
+        """Yield arguments that both sides share: the call's, slightly moved, and those of other calls and samples."""
         groups = match_inputs(self.calls)
-        for copy in range(COPIES):
-            yield fed(dict(self.calls), groups, "first", copy=copy)
-        for calls in filter(self._is_alike, self.others):
-            yield fed(dict(calls), match_inputs(calls), "first", copy=0)
+        for copy in range(2):
+            yield self.runner, fed(dict(self.calls), groups, "first", copy=copy)
+        for runner, calls in (*((self.runner, calls) for calls in self.others), *self.fresh()):
+            if self._is_alike(calls):
+                yield runner, fed(dict(calls), groups, "first")
 
     def _is_alike(self, calls: Mapping[Side, Call]) -> bool:
         """Return whether a call has the arguments of the call that differs most, but for the numbers in arrays."""
@@ -82,11 +88,11 @@ class ChangedOperations:
     def _changes(self, side: Side, *, numbers: bool) -> list[tuple[str, str]]:
         """Return the changes with which one side has the other's outputs."""
         samples = []
-        for arguments in self._fed():
-            made = {one: self.runner.run(one, self.paths[one], arguments[one]).outputs for one in SIDES}
-            samples.append((arguments[side], self._wanted(side, made)))
+        for runner, arguments in self._fed():
+            made = {one: runner.run(one, self.paths[one], arguments[one]).outputs for one in SIDES}
+            samples.append(OutputSample(runner.weights(side), arguments[side], self._wanted(side, made)))
         changes: list[tuple[str, str]] = self.sides.subjects[side].changes(
-            self.runner.weights(side), samples, path=self.paths[side], numbers=numbers
+            samples, path=self.paths[side], numbers=numbers
         )
         return changes
 
@@ -111,8 +117,8 @@ class ChangedOperations:
         groups, outputs = match_inputs(calls), match_outputs(calls)
         cotangents = fed_cotangents(calls, outputs, "first")
         samples, differing = [], set[str | int]()
-        for arguments in self._fed():
-            runs = {one: self.runner.run(one, self.paths[one], arguments[one], cotangents[one]) for one in SIDES}
+        for runner, arguments in self._fed():
+            runs = {one: runner.run(one, self.paths[one], arguments[one], cotangents[one]) for one in SIDES}
 
             apart = gradients_apart(gradients_of(pairing, runs, groups))
 
@@ -120,13 +126,13 @@ class ChangedOperations:
                 gaps = gradients_apart(gradients_of(pairing, {**runs, side: run}, groups))
                 return len(gaps) == count and max(gaps.values(), default=0.0) <= AGREE
 
-            samples.append(GradientSample(arguments[side], cotangents[side], agrees))
+            samples.append(GradientSample(runner.weights(side), arguments[side], cotangents[side], agrees))
             leaves: dict[str, tuple[str | int, ...]] = {
                 f"input {at}": group.places(side) for at, group in enumerate(groups)
             }
             leaves |= {match.first.name: (match.tensor(side).source,) for match in pairing.matches}
             differing.update(leaf for name, gap in apart.items() if gap > AGREE for leaf in leaves[name])
         changes: list[tuple[str, str]] = self.sides.subjects[side].gradient_changes(
-            self.runner.weights(side), samples, differing, path=self.paths[side]
+            samples, differing, path=self.paths[side]
         )
         return changes

@@ -242,6 +242,7 @@ def evidence_of(
     return dataclasses.replace(
         evidence,
         inputs=[wide(one.value("first", calls["first"].arguments.leaves)) for one in groups],
+        counts_alike=all(one.turn.counts_alike for one in (*groups, *outputs)),
         first_outputs=_values(outputs, "first", results["first"]),
         second_outputs=_values(outputs, "second", results["second"]),
         first_weights=weights["first"],
@@ -276,9 +277,11 @@ def evidence_between(evidence: Evidence, whole: dict[Side, Call], steps: Sequenc
         for side in SIDES
     }
     outputs = match_leaves(results["first"], results["second"]) if calls_after else match_outputs(whole)
+    inputs = match_leaves(ours, its)
     return dataclasses.replace(
         evidence,
-        inputs=[wide(one.value("first", ours)) for one in match_leaves(ours, its)],
+        inputs=[wide(one.value("first", ours)) for one in inputs],
+        counts_alike=all(one.turn.counts_alike for one in (*inputs, *outputs)),
         first_outputs=_values(outputs, "first", results["first"]),
         second_outputs=_values(outputs, "second", results["second"]),
     )

@@ -43,6 +43,11 @@ class AxisTurn:
         return self.axes == tuple(range(len(self.axes)))
 
     @property
+    def counts_alike(self) -> bool:
+        """Whether an axis has the same number on both sides."""
+        return self.is_plain and self.first == self.second
+
+    @property
     def keeps_neighbours(self) -> bool:
         """Whether the reshape only merges or splits neighbouring axes."""
         turned, result = (self.first, self.second) if self.of == "first" else (self.second, self.first)

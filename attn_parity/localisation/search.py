@@ -9,7 +9,8 @@ those. Without runnable modules, recorded results are searched by their inputs a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from ..hints import Evidence
@@ -20,11 +21,11 @@ from ..samples.sampling import Sample
 from ..sides.subject import Call
 from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, PairedCall, next_of
-from .changed_operations import ChangedOperations
+from .changed_operations import ChangedOperations, Trial
 from .feeding import calling_of, feeding_of, reshaped_before
 from .forcing import CallTrial, Paths, compare_freely, evidence_between, evidence_of, force
 from .narrowing import SMALL_PART, Narrowed, Narrowing
-from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
+from .sides import FAILURES, FreshRuns, Sides, SubmoduleRunner, calls_of, recorded_again, sides_of
 from .tree import Node, build, nearest, walk
 from .weighing import explained, rounding, weigh
 
@@ -62,6 +63,7 @@ def find(
     allowed: float | None = 0.0,
     *,
     outputs_agree: bool = False,
+    fresh: Callable[[], Sample] | None = None,
 ) -> Localisation:
     """Return the module tree of a pair, the first divergence, and the values of both sides there.
 
@@ -71,8 +73,12 @@ def find(
         aim: ``meaning`` searches in float64, ``precision`` searches for the submodule that loses more than its share.
         allowed: relative difference that tables in float32 explain; None excuses neither tables nor literals.
         outputs_agree: the outputs are equal by the verdict, so a fault in the gradients comes first.
+        fresh: draws another sample, on which a hint has to hold as well.
     """
     sides = sides_of(pair, sample)
+    if fresh is not None:
+        draw = fresh
+        sides = dataclasses.replace(sides, fresh=lambda: sides_of(pair, draw()))
     result = find_on(sides, aim, allowed, outputs_agree=outputs_agree)
     if result.divergence is None and allowed is not None:  # each part alone is excused, and the whole is not
         result = find_on(sides, aim, None, outputs_agree=outputs_agree)
@@ -426,8 +432,11 @@ class _Search:
         calls = self._worst_call(node, direction)
         others = [] if node.refed else [one for one in node.calls if one is not calls][:MOST_OTHERS]
         if self.runner is not None and self.aim == "meaning":
-            changed = ChangedOperations(self.runner, self.sides, paths, calls, direction, others)
-            setting = dataclasses.replace(setting, changes=changed.hint)
+            changed = ChangedOperations(
+                self.runner, self.sides, paths, calls, direction, others, lambda: self._fresh_trials(calls)
+            )
+            again = functools.cache(lambda: self._fresh_evidence(node, calls, setting))
+            setting = dataclasses.replace(setting, changes=changed.hint, again=again)
         try:
             evidence = evidence_of(self.sides, self.runner, paths, calls, setting)
         except FAILURES:
@@ -443,6 +452,31 @@ class _Search:
             return evidence_of(self.sides, self.runner, paths, calls, setting)
         except FAILURES:
             return None
+
+    @functools.cached_property
+    def _again(self) -> FreshRuns | None:
+        """The calls on a fresh sample."""
+        return recorded_again(self.sides)
+
+    def _fresh_trials(self, calls: Mapping[Side, Call]) -> list[Trial]:
+        same = None if self._again is None else self._again.like(calls)
+        return [] if self._again is None or same is None else [(self._again.runner, same)]
+
+    def _fresh_evidence(self, node: Node, calls: Mapping[Side, Call], setting: Evidence) -> Evidence | None:
+        """Return the numbers at the same place on a fresh sample; None without them."""
+        again, trials = self._again, self._fresh_trials(calls)
+        if again is None or not trials:
+            return None
+        ((runner, same),) = trials
+        try:
+            evidence = evidence_of(again.sides, runner, node.paths, dict(same), setting)
+            if setting.between is None:
+                return evidence
+            narrowing = Narrowing(again.sides, again.calls, runner, self._limit_of)
+            steps = narrowing.steps(node, dict(same), setting.direction)
+        except FAILURES:
+            return None
+        return dataclasses.replace(evidence_between(evidence, dict(same), steps), whole=evidence)
 
     def _worst_call(self, node: Node, direction: Direction) -> dict[Side, Call]:
         errors = [(one.forward if direction == "forward" else one.backward) or 0.0 for one in node.trials]

@@ -44,6 +44,7 @@ class Sides:
         progress: callback with the current stage, the work done and the total.
         tables: side -> positions of the arrays of the whole call that only this side is given.
         judged: sides whose loss of precision is looked for.
+        fresh: draws another sample, on which a hint has to hold as well; None where no sample can be drawn.
     """
 
     subjects: Mapping[Side, Subject]
@@ -56,6 +57,7 @@ class Sides:
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
     tables: Mapping[Side, Sequence[int]] = dataclasses.field(default_factory=dict)
     judged: Sequence[Side] = SIDES
+    fresh: Callable[[], Sides] | None = None
 
 
 class SubmoduleRunner:
@@ -148,6 +150,36 @@ def calls_of(sides: Sides, runner: SubmoduleRunner) -> tuple[dict[Side, list[Cal
         else:
             calls[side] += inner or []
     return calls, problems
+
+
+@dataclasses.dataclass(frozen=True)
+class FreshRuns:
+    """Both sides on a sample, with all their calls."""
+
+    sides: Sides
+    runner: SubmoduleRunner
+    calls: Mapping[Side, Sequence[Call]]
+
+    def like(self, calls: Mapping[Side, Call]) -> dict[Side, Call] | None:
+        """Return the calls of the same submodule with the same numbers; None if a side lacks its call."""
+        places = {side: (call.path, call.number) for side, call in calls.items()}
+        same = {
+            side: next((one for one in self.calls[side] if (one.path, one.number) == places[side]), None)
+            for side in SIDES
+        }
+        return {side: call for side, call in same.items() if call is not None} if None not in same.values() else None
+
+
+def recorded_again(sides: Sides) -> FreshRuns | None:
+    """Run both sides on a fresh sample; None without one, or if a side refuses it."""
+    if sides.fresh is None:
+        return None
+    try:
+        fresh = sides.fresh()
+        runner = SubmoduleRunner(fresh)
+        return FreshRuns(fresh, runner, calls_of(fresh, runner)[0])
+    except FAILURES:
+        return None
 
 
 def widened(arrays: Mapping[str, Array], dtype: str | None) -> Arrays:

@@ -224,9 +224,19 @@ class Substitute:
 
 
 @dataclasses.dataclass(frozen=True)
-class GradientSample:
-    """One call of a submodule, the gradients of its outputs, and whether a run has the gradients wanted."""
+class OutputSample:
+    """One call of a submodule, all weights by name, and the outputs wanted."""
 
+    weights: Mapping[str, Array]
+    arguments: Arguments
+    wanted: Sequence[Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientSample:
+    """One call of a submodule, all weights by name, the gradients of its outputs, and whether a run is as wanted."""
+
+    weights: Mapping[str, Array]
     arguments: Arguments
     cotangents: Sequence[Array | None]
     agrees: Callable[[Run], bool]
@@ -398,34 +408,22 @@ class Subject(Protocol):
         """
 
     def changes(
-        self,
-        weights: Mapping[str, Array],
-        samples: Sequence[tuple[Arguments, Sequence[Array]]],
-        *,
-        path: str = "",
-        numbers: bool = False,
+        self, samples: Sequence[OutputSample], *, path: str = "", numbers: bool = False
     ) -> list[tuple[str, str]]:
         """Return the changes of one operation of a submodule that give other outputs, each with its line of code.
 
         Args:
-            weights: all weights by name.
             samples: calls of the submodule, and the outputs wanted of each.
             path: the submodule.
             numbers: whether numbers in its code are changed, instead of operations.
         """
 
     def gradient_changes(
-        self,
-        weights: Mapping[str, Array],
-        samples: Sequence[GradientSample],
-        differing: Collection[str | int],
-        *,
-        path: str = "",
+        self, samples: Sequence[GradientSample], differing: Collection[str | int], *, path: str = ""
     ) -> list[tuple[str, str]]:
         """Return the operands to stop the gradients of, or to let them pass to, so that every sample agrees.
 
         Args:
-            weights: all weights by name.
             samples: calls of the submodule.
             differing: names of the weights and positions of the inputs whose gradients differ.
             path: the submodule.

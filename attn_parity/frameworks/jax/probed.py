@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jax_attn.backend import to_numpy
 
 from ...sides.dropout_masks import Masks
-from ...sides.subject import WHOLE, Arguments, Array, Call, GradientSample, Returned, Run, Substitute
+from ...sides.subject import WHOLE, Arguments, Array, Call, GradientSample, OutputSample, Returned, Run, Substitute
 from .probes.changes.gradients import StoppedPrograms
 from .probes.changes.search import ChangedPrograms
 from .probes.numpy_interpreter import evaluate
@@ -115,17 +115,11 @@ class ProbedSide(abc.ABC):
         ), [call for call in tape.calls() if call.path != path]
 
     def changes(
-        self,
-        weights: Mapping[str, Array],
-        samples: Sequence[tuple[Arguments, Sequence[Array]]],
-        *,
-        path: str = "",
-        numbers: bool = False,
+        self, samples: Sequence[OutputSample], *, path: str = "", numbers: bool = False
     ) -> list[tuple[str, str]]:
         """Return the changes of one operation that give the outputs wanted; see `Subject.changes`."""
-        part, arguments = self.part(path), samples[0][0]
-        kept = {name: cast(weights[name], "float64") for name in part.names if name in weights}
-        operands, *others = [(kept, [cast(leaf, "float64") for leaf in each.leaves], None, None) for each, _ in samples]
+        part, arguments = self.part(path), samples[0].arguments
+        operands, *others = [_in_float64(part.names, sample) for sample in samples]
         _, function = self._differentiated(path, arguments, "float64")
         with self.reported("float64", arguments), kept_wide(operands[0], operands[1]):
             try:
@@ -133,22 +127,14 @@ class ProbedSide(abc.ABC):
             except UNTRACEABLE:  # it looks at values
                 return []
             runs = [ChangedPrograms(closed, jax.tree.leaves(one)) for one in (operands, *others)]
-        return runs[0].found([wanted for _, wanted in samples], runs[1:], numbers=numbers)
+        return runs[0].found([one.wanted for one in samples], runs[1:], numbers=numbers)
 
     def gradient_changes(
-        self,
-        weights: Mapping[str, Array],
-        samples: Sequence[GradientSample],
-        differing: Collection[str | int],
-        *,
-        path: str = "",
+        self, samples: Sequence[GradientSample], differing: Collection[str | int], *, path: str = ""
     ) -> list[tuple[str, str]]:
         """Return the changes of what gradients pass with which every sample agrees; see `Subject.gradient_changes`."""
         part, arguments = self.part(path), samples[0].arguments
-        kept = {name: cast(weights[name], "float64") for name in sorted(part.names) if name in weights}
-        operands = [
-            (kept, [cast(leaf, "float64") for leaf in sample.arguments.leaves], None, None) for sample in samples
-        ]
+        operands = [_in_float64(part.names, sample) for sample in samples]
         floats = [position for position, leaf in enumerate(arguments.leaves) if is_jax_float(leaf)]
         probe, function = self._differentiated(path, arguments, "float64")
 
@@ -162,9 +148,17 @@ class ProbedSide(abc.ABC):
                 closed, _ = self.trace_promoted(function, operands[0])
             except UNTRACEABLE:  # it looks at values
                 return []
-            leaves = [*kept, *range(len(arguments.leaves))]
+            leaves = [*operands[0][0], *range(len(arguments.leaves))]
             programs = StoppedPrograms(closed, leaves, {*part.trainable, *floats}, run_of, self.trace_promoted)
             return programs.found(samples, [jax.tree.leaves(one) for one in operands], differing)
+
+
+def _in_float64(
+    names: Collection[str], sample: OutputSample | GradientSample
+) -> tuple[dict[str, Array], list[Array], None, None]:
+    """Return the operands of a differentiated function for one call, without cotangents and masks."""
+    weights = {name: cast(sample.weights[name], "float64") for name in sorted(names) if name in sample.weights}
+    return weights, [cast(leaf, "float64") for leaf in sample.arguments.leaves], None, None
 
 
 def _noted(function: Callable[..., object], operands: object, tape: Tape, *, in_float64: bool) -> Any:

@@ -30,6 +30,7 @@ from ...sides.subject import (
     Call,
     DtypeCall,
     GradientSample,
+    OutputSample,
     Run,
     SideWeight,
     Submodule,
@@ -292,37 +293,28 @@ class TorchSubject:
         return self.mesh is not None or (processes and torch.distributed.get_world_size() > 1)
 
     def changes(
-        self,
-        weights: Mapping[str, Array],
-        samples: Sequence[tuple[Arguments, Sequence[Array]]],
-        *,
-        path: str = "",
-        numbers: bool = False,
+        self, samples: Sequence[OutputSample], *, path: str = "", numbers: bool = False
     ) -> list[tuple[str, str]]:
         """Return the changes of one operation that give the outputs wanted; see `Subject.changes`."""
 
         def run(sample: int, calls: ChangedCalls) -> Sequence[Array]:
             part = self.side.part(path)
             execution = Execution(self, part, path, "float64", "eager", 0, 0, frozenset(), calls)
-            return execution.results(weights, samples[sample][0], None, self._accumulates).outputs
+            call = samples[sample]
+            return execution.results(call.weights, call.arguments, None, self._accumulates).outputs
 
         with ONE_AT_A_TIME:
-            return [] if self._is_distributed else found(run, [wanted for _, wanted in samples], numbers=numbers)
+            return [] if self._is_distributed else found(run, [one.wanted for one in samples], numbers=numbers)
 
     def gradient_changes(
-        self,
-        weights: Mapping[str, Array],
-        samples: Sequence[GradientSample],
-        differing: Collection[str | int],
-        *,
-        path: str = "",
+        self, samples: Sequence[GradientSample], differing: Collection[str | int], *, path: str = ""
     ) -> list[tuple[str, str]]:
         """Return the changes of what gradients pass with which every sample agrees; see `Subject.gradient_changes`."""
 
         def run(number: int, calls: StoppedCalls) -> Run:
             execution = Execution(self, self.side.part(path), path, "float64", "eager", 0, 0, frozenset(), calls)
             sample = samples[number]
-            return execution.results(weights, sample.arguments, sample.cotangents, self._accumulates)
+            return execution.results(sample.weights, sample.arguments, sample.cotangents, self._accumulates)
 
         with ONE_AT_A_TIME:
             return [] if self._is_distributed else stopped_in(run, samples)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -133,6 +135,14 @@ FAULTS = {
         lambda x: x * 2.0 ** (-1 - jnp.arange(x.shape[-1])),
         lambda x: x * 2.0 ** (-2 - jnp.arange(x.shape[-1])),
     ),
+    "the last factors of a sum of two products exchanged": (
+        lambda x: (1 - jnp.sin(x)) * x[::-1] + jnp.sin(x) * x,
+        lambda x: (1 - jnp.sin(x)) * x + jnp.sin(x) * x[::-1],
+    ),
+    "the inner factors of a sum of two products exchanged": (
+        lambda x: x[::-1] * (1 - jnp.sin(x)) + jnp.sin(x) * x,
+        lambda x: x[::-1] * jnp.sin(x) + (1 - jnp.sin(x)) * x,
+    ),
     "> for >=": (lambda x: jnp.where(x.round() > 0, x, 0), lambda x: jnp.where(x.round() >= 0, x, 0)),
 }
 
@@ -180,6 +190,18 @@ def test_changes_name_their_line():
     assert "test_changed_operations.py:" in where
 
 
+def test_a_function_that_jax_traces_once_has_the_line_of_each_call():
+    """The second logarithm of a softmax is a copy of the first one's program."""
+
+    def loss(x):
+        return -jax.nn.log_softmax(x, -1).diagonal().sum()
+
+    made = changes(lambda x: loss(x) + loss(x.T), lambda x: loss(x) + loss(x), RANDOM.normal(size=(4, 4)))
+    text, where = made[0]
+    assert text == "a softmax over axis 0 of 2 for axis 1"
+    assert re.search(r"test_changed_operations.py:\d+, called in line \d+ `loss\(x\)`$", where)
+
+
 def test_a_power_is_named_before_a_function_that_is_the_same_where_numbers_are_positive():
     """The weight of a focal loss is (1 - p) squared, to which squared ReLU is the same."""
     texts = [
@@ -196,6 +218,31 @@ def test_code_that_runs_repeatedly_is_changed_everywhere():
 
     texts = [text for text, _ in changes(lambda x: layers(x, jnp.sin), lambda x: layers(x, jnp.cos))]
     assert texts == ["sin for cos"]
+
+
+def test_a_call_of_a_line_that_is_changed_alone_is_named():
+    def act(x, function):
+        return function(x + 1.0)
+
+    def waves(x, factor):
+        return jnp.sin(2.0 * x) + jnp.cos(factor * x)
+
+    made = changes(lambda x: act(x, jnp.sin) + 3 * act(-x, jnp.cos), lambda x: act(x, jnp.sin) + 3 * act(-x, jnp.sin))
+    assert [text for text, _ in made] == ["cos for sin"]
+    assert made[0][1].endswith("`act(-x, jnp.sin)`")
+    made = changes(lambda x: waves(x, 3.0), lambda x: waves(x, 2.0))
+    assert [text for text, _ in made] == ["3 for 2"]
+    assert made[0][1].endswith("`factor * x`")
+
+
+def test_a_run_of_a_loop_that_is_changed_alone_is_numbered():
+    def layers(x, *functions):
+        for function in functions:
+            x = function(x + 1.0)
+        return x
+
+    made = changes(lambda x: layers(x, jnp.sin, jnp.cos, jnp.sin), lambda x: layers(x, jnp.sin, jnp.sin, jnp.sin))
+    assert [text for text, _ in made] == ["cos for sin in run 2 of 3 alone"]
 
 
 def test_a_loop_that_a_change_keeps_from_ending_is_given_up():

@@ -105,6 +105,27 @@ def test_changes_name_their_line():
     assert "test_changed_calls.py:" in where
 
 
+def test_a_call_of_a_line_that_is_changed_alone_is_named():
+    def act(x, function):
+        return function(x + 1.0)
+
+    made = changes(
+        lambda x: act(x, torch.cos) + 3 * act(-x, torch.sin), lambda x: act(x, torch.sin) + 3 * act(-x, torch.sin)
+    )
+    assert [text for text, _ in made] == ["cos for sin"]
+    assert made[0][1].endswith("`act(x, torch.sin)`")
+
+
+def test_a_run_of_a_loop_that_is_changed_alone_is_numbered():
+    def layers(x, *functions):
+        for function in functions:
+            x = function(x + 1.0)
+        return x
+
+    made = changes(lambda x: layers(x, torch.cos, torch.sin), lambda x: layers(x, torch.sin, torch.sin))
+    assert [text for text, _ in made] == ["cos for sin in run 1 of 2 alone"]
+
+
 def test_a_loop_that_a_change_keeps_from_ending_is_given_up():
     """The logarithm in place of the root is no number, which no number of steps makes small."""
 

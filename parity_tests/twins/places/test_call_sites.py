@@ -65,17 +65,14 @@ class FlaxHelped(nnx.Module):
 @pytest.mark.parametrize("call", range(3))
 def test_the_call_of_a_helper_that_differs_is_named(call):
     gains = tuple(0.625 if number == call else 0.5 for number in range(3))
-    assert hint(Helped(), FlaxHelped(gains)).endswith(
-        f"with 0.5 for 0.625 (FILE:{where('helper')}, called in line {where(f'Flax {call}')}) in Flax both sides agree"
-    )
-    assert hint(Helped(gains), FlaxHelped()).endswith(
-        f"with 0.625 for 0.5 (FILE:{where('helper')}, called in line {where(f'Flax {call}')}) in Flax both sides agree"
-    )
+    at = f"in Flax (FILE:{where('helper')}, called in line {where(f'Flax {call}')})"
+    assert f"with 0.5 for 0.625 {at}, or with " in hint(Helped(), FlaxHelped(gains))
+    assert f"with 0.625 for 0.5 {at}, or with " in hint(Helped(gains), FlaxHelped())
 
 
 def test_a_helper_that_is_wrong_in_every_call_is_named_alone():
     found = hint(Helped(), FlaxHelped((0.625, 0.625, 0.625)))
-    assert f"(FILE:{where('helper')}) in Flax" in found
+    assert f"in Flax (FILE:{where('helper')})" in found
 
 
 class Several(nn.Module):
@@ -109,7 +106,7 @@ class FlaxSeveral(nnx.Module):
     [("first", "products", "a * b"), ("second", "products", "b * c"), ("call", "calls", "jnp.sin(c)")],
 )
 def test_one_of_several_operations_of_a_line_is_named(wrong, mark, expression):
-    assert f"(FILE:{where(mark)} `{expression}`) in Flax" in hint(Several(wrong), FlaxSeveral())
+    assert f"in Flax (FILE:{where(mark)} `{expression}`)" in hint(Several(wrong), FlaxSeveral())
 
 
 class Activated(nnx.Module):
@@ -135,4 +132,4 @@ class TorchActivated(nn.Module):
 
 
 def test_the_line_of_a_function_that_jax_keeps_traced_is_that_of_its_call():
-    assert f"tanh for silu (FILE:{where('kept')}) in Flax" in hint(TorchActivated(), Activated())
+    assert f"tanh for silu in Flax (FILE:{where('kept')})" in hint(TorchActivated(), Activated())

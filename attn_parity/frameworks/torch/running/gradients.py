@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ....hints.changes import PER_OPERATION, Budget, stopped
+from ....hints.changes import MOST_FITTING, PER_OPERATION, Budget, stopped
 from ....sides.subject import GradientSample, Run
 from ....stack import CallSite, call_site, live
-from .operations import WORK, Value, call_name, grouped, written_at
+from .operations import WORK, Value, call_name, grouped, run_of, written_at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,8 @@ def found(run: Callable[[int, StoppedCalls], Run], samples: Sequence[GradientSam
         change = dataclasses.replace(stop, at=tuple(record.stops[number].at[0] for number in group))
         with contextlib.suppress(Exception):  # a change may make any call fail
             if all(sample.agrees(run(at, StoppedCalls(change))) for at, sample in enumerate(samples)):
-                hits[stop.site.where] = stop.text, written_at(group, sites, kinds)
-        if len(hits) > 1:
+                text = stop.text + run_of(group, sites, kinds)
+                hits[stop.site.where] = text, written_at(group, sites, kinds)
+        if len(hits) == MOST_FITTING:
             break
     return list(hits.values())

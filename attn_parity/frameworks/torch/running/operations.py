@@ -24,6 +24,7 @@ from ....hints.changes import (
     MOST_TIMES,
     MOST_VALUES,
     PER_OPERATION,
+    ROUNDINGS,
     Budget,
     Hits,
     agree,
@@ -32,6 +33,7 @@ from ....hints.changes import (
     binaries,
     comparisons,
     functions,
+    in_run,
     limit_of,
     logsumexps,
     orders,
@@ -66,6 +68,7 @@ UNARY = frozenset(
             "log1p",
             "expm1",
             "erf",
+            *ROUNDINGS,
             "reciprocal",
             "normalize",
             "layer_norm",
@@ -179,24 +182,22 @@ def found(
         )
 
     sites, kinds = [call.site for call in record.calls], [call.name for call in record.calls]
-    groups = sorted(grouped(sites, kinds), reverse=True)
     solved: dict[tuple[str, str], None] = {}
     hits = Hits()
-    for group in groups:
-        call = record.calls[group[0]]
-        if hits.are_enough or len(solved) == MOST_FITTING or budget.left < 0:
+    for group in sorted(grouped(sites, kinds), reverse=True):
+        call, which = record.calls[group[0]], run_of(group, sites, kinds)
+        if hits.are_enough or len(solved) >= MOST_FITTING or budget.left < 0:
             break
         if numbers:
             for text in _fitting_numbers(call, group, results, fits, wanted[0], limits[0]):
-                solved[text, written_at(group, sites, kinds)] = None
+                solved[text + which, written_at(group, sites, kinds)] = None
             continue
         with np.errstate(all="ignore"):
             names = [text for text, value in ways_of(call)]
         line = "" if call.site is None else call.site.where
-        names = [text for text in names if not hits.have(line, text, group)]
-        change = next((text for text in names if fits(group, _change(text))), None)
-        if change is not None:
-            hits.add(line, change, group, written_at(group, sites, kinds))
+        for text in names:
+            if not hits.have(line, text, group) and fits(group, _change(text)):
+                hits.add(line, text, group, (text + which, written_at(group, sites, kinds)))
     return [*solved, *hits.told()]
 
 
@@ -220,6 +221,20 @@ def written_at(group: Sequence[int], sites: Sequence[CallSite | None], kinds: Se
     mine = [site for at in group if (site := sites[at]) is not None]
     alike = [site for site, kind in zip(sites, kinds, strict=True) if kind == kinds[group[0]] and site is not None]
     return located(mine, alike) if mine else ""
+
+
+def run_of(group: Sequence[int], sites: Sequence[CallSite | None], kinds: Sequence[Hashable]) -> str:
+    """Describe in which run of its code a call is that is changed alone; "" for all runs, or if it runs once."""
+    at, site = group[0], sites[group[0]]
+    if len(group) > 1 or site is None:
+        return ""
+    code = kinds[at], site.below, site.instructions
+    runs = [
+        number
+        for number, (other, kind) in enumerate(zip(sites, kinds, strict=True))
+        if other is not None and (kind, other.below, other.instructions) == code
+    ]
+    return in_run(runs.index(at), len(runs))
 
 
 def _fitting_numbers(
@@ -253,9 +268,11 @@ def _change(text: str) -> ChangedResult:
 
 def _numbers(call: TorchCall) -> Iterator[tuple[int, float]]:
     """Yield the position and the value of the numbers that code gives a call."""
+    if call.name not in BINARY or not isinstance(call.result, Tensor) or not call.result.dtype.is_floating_point:
+        return
     for index, number in enumerate(call.args):
-        if type(number) is float and np.isfinite(number) and call.name in BINARY:
-            yield index, number
+        if type(number) in (int, float) and np.isfinite(number):
+            yield index, float(number)
 
 
 def _with_number(index: int, value: float) -> ChangedResult:
@@ -323,10 +340,25 @@ def ways_of(call: TorchCall) -> Ways:
     elif name in ("sum", "mean") and plain.size:
         count = operand.size / plain.size
         yield ("a mean for the sum", plain / count) if name == "sum" else ("a sum for the mean", plain * count)
+        largest = operand.max(_axes(call, operand), keepdims=plain.ndim == operand.ndim)
+        if largest.shape == plain.shape:
+            yield f"a maximum for the {name}", largest
         for text, others in reductions(operand, _axes(call, operand)):
             value = getattr(operand, name)(axis=others, keepdims=plain.ndim == operand.ndim)
             if value.shape == plain.shape:
                 yield text, value
+    elif name in ("var", "std"):
+        axes = _axes(call, operand)
+        by_count, count = operand.var(axes, keepdims=plain.ndim == operand.ndim), operand.size / max(plain.size, 1)
+        for divisor, variance in (("n", by_count), ("n - 1", by_count * (count / max(count - 1, 1)))):
+            value = np.sqrt(variance) if name == "std" else variance
+            if value.shape == plain.shape and not np.allclose(value, plain, rtol=1e-9, atol=0):
+                yield f"a {name} by {divisor}", value
+    elif name in ("amax", "amin"):
+        for text, function in (("mean", np.mean), ("sum", np.sum), ("maximum", np.max), ("minimum", np.min)):
+            value = function(operand, axis=_axes(call, operand), keepdims=plain.ndim == operand.ndim)
+            if value.shape == plain.shape and not np.array_equal(value, plain):
+                yield f"a {text} for the {'maximum' if name == 'amax' else 'minimum'}", value
     elif name in ("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"):
         yield from _pools(call, name)
     elif name in LIMITING and operand.shape == plain.shape:

@@ -533,6 +533,23 @@ def test_a_change_is_named_before_a_relation_that_many_causes_have(factor):
     assert "times" in hint_for(Evidence(inputs=[X], **fields))
 
 
+def test_a_relation_that_a_fresh_sample_does_not_have_is_left_out():
+    def sample(times, **fields):
+        return Evidence(inputs=[X], first_outputs=[X], second_outputs=[X * times], **fields)
+
+    assert hint_for(sample(2.0, again=lambda: sample(3.0))) == ""
+    lasting = hint_for(sample(2.0, again=lambda: sample(2.0)))
+    assert lasting == hint_for(sample(2.0)) != ""
+    assert hint_for(sample(2.0, again=lambda: sample(1.0))) == lasting  # nothing differs there
+
+
+def test_axes_that_the_sides_count_otherwise_are_those_of_the_first():
+    fields = {"first_outputs": [softmax(X, 1)], "second_outputs": [softmax(X, 2)], "inputs": [X]}
+    assert hint_for(Evidence(**fields)).endswith("Flax a softmax over axis 2 of 3")
+    text = hint_for(Evidence(**fields, counts_alike=False))
+    assert text.endswith("Flax a softmax over axis 2 of 3 (axes as torch counts them)")
+
+
 def test_numbers_that_are_the_same_along_a_row_are_no_norm():
     rows = draw(3, 7, 1) * np.ones(16)
     assert "norm" not in hint(rows, rows * draw(3, 7, 1), first_class="LayerNorm")
@@ -541,11 +558,11 @@ def test_numbers_that_are_the_same_along_a_row_are_no_norm():
 
 def test_channels_with_another_factor_are_counted():
     factor = np.where(np.arange(16) < 5, 1.0, 0.25)
-    expected = "11 of 16 along axis 2 of Flax, from 5 on, are 0.25 times torch's, the others agree"
+    expected = "11 of 16 along axis 2, from 5 on, are 0.25 times as large in Flax as in torch, the others agree"
     assert hint(X, X * factor, draw(3, 7, 4)) == expected
     hue = np.array([57.2957795, 1.0, 1.0]).reshape(1, 3, 1, 1)
     colours = np.abs(draw(2, 3, 4, 5))
-    expected = "1 of 3 along axis 1 of Flax, from 0 on, are 57.2958 times torch's, the others agree"
+    expected = "1 of 3 along axis 1, from 0 on, are 57.2958 times as large in Flax as in torch, the others agree"
     assert hint(colours, colours * hue, first_settings={"eps": 1e-8}) == expected
 
 
@@ -621,7 +638,7 @@ def test_a_hint_has_at_most_two_parts():
     found = hint(X, X * 4, first_settings=settings, second_settings=other)
     assert found == "eps is 1 in torch and 2 in Flax; num_heads is 2 in torch and 4 in Flax"
     found = hint(X, X * 4, first_settings={"eps": 1.0}, second_settings={"eps": 2.0})
-    assert found.startswith("eps is 1 in torch and 2 in Flax; Flax is 4 times torch everywhere")
+    assert found == "eps is 1 in torch and 2 in Flax"  # a ratio says no more
 
 
 def test_formulas_of_norms_are_left_out_where_settings_name_their_eps():

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jax.extend import core
 
-from .....hints.changes import EXCHANGED, binaries, comparisons, functions, logsumexps, softmaxes
+from .....hints.changes import EXCHANGED, ROUNDINGS, binaries, comparisons, functions, logsumexps, softmaxes
 from .....hints.layers import ACTIVATIONS
 from .....sides.subject import Array
-from .program import Atom, Operation, Program, ProgramChange, Read, Ways, literals, sampled
+from .program import Atom, Operation, Program, ProgramChange, Read, Results, Value, Ways, literals, sampled
 
-UNARY = ("tanh", "logistic", "exp", "log", "sin", "cos", "sqrt", "rsqrt", "square", "neg", "abs", "erf", "integer_pow")
+UNARY = (
+    *("tanh", "logistic", "exp", "log", "sin", "cos", "sqrt", "rsqrt", "square", "neg", "abs", "erf", "integer_pow"),
+    *ROUNDINGS,
+)
 
 POWERS = (1, 2, 3)
 """Exponents that are tried for one another, before functions that are the same where the operand is positive."""
@@ -70,12 +73,15 @@ def of_binary(program: Program, operation: Operation) -> Iterator[ProgramChange]
         yield from of_positions(program, operation)
         return
     is_by_number = operation.name == "div" and isinstance(operation.operands[1], core.Literal)
-    if is_by_number and program.maker(operation.operands[0], "reduce_sum") is not None:
+    total = program.maker(operation.operands[0], "reduce_sum") if is_by_number else None
+    if total is not None:
         yield operation.computed("a sum for the mean", lambda left, right: left)
+        yield ProgramChange("a maximum for the mean", operation.at, {operation.at: _maximum(total, plain.shape)})
     if operation.name in ("sub", "div"):
         yield from _of_softmax(program, operation)
     if operation.name == "add":
         yield from _of_logsumexp(program, operation)
+        yield from _of_products(program, operation)
     if operation.name == "sub" and not plain.shape and operation.called[-1:] in (("_var",), ("_std",)):
         yield operation.computed("the biased variance for the unbiased", lambda left, right: left)
 
@@ -86,6 +92,11 @@ def of_binary(program: Program, operation: Operation) -> Iterator[ProgramChange]
 
     names = sampled(ways, operation.shapes)
     yield from operation.named(names, lambda read: ways(*(np.asarray(read(item)) for item in operation.operands)))
+
+
+def _maximum(total: Operation, shape: tuple[int, ...]) -> Results:
+    """Return the largest elements for their sum."""
+    return lambda read: [np.asarray(read(total.operands[0])).max(total.params["axes"]).reshape(shape)]
 
 
 def of_complex(program: Program, operation: Operation) -> Iterator[ProgramChange]:
@@ -108,6 +119,23 @@ def _of_softmax(program: Program, operation: Operation) -> Iterator[ProgramChang
     logits = exponential.operands[0] if shifted is None else shifted.operands[0]
     ways = functools.partial(softmaxes, axes=total.params["axes"], is_log=is_log)
     yield from operation.named(sampled(ways, total.shapes), lambda read: ways(np.asarray(read(logits))))
+
+
+def _of_products(program: Program, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield a * d + c * b and a * c + b * d for a * b + c * d, as a gate that takes the other part does."""
+    products = [program.maker(operand, "mul") for operand in operation.operands]
+    shapes = {item.shape for product in products if product is not None for item in product.shapes}
+    if None in products or len(shapes) != 1:
+        return
+    a, b, c, d = (operand for product in products if product is not None for operand in product.operands)
+    for which, (second, third, fourth) in {"last": (d, c, b), "inner": (c, b, d)}.items():
+
+        def crossed(read: Read, others: tuple[Atom, ...] = (second, third, fourth)) -> list[Value]:
+            second, third, fourth = map(read, others)
+            return [np.asarray(read(a) * second + third * fourth)]
+
+        text = f"the {which} factors of a sum of two products exchanged"
+        yield ProgramChange(text, operation.at, {operation.at: crossed})
 
 
 def _of_logsumexp(program: Program, operation: Operation) -> Iterator[ProgramChange]:
@@ -207,8 +235,9 @@ def of_exchanged_numbers(program: Program) -> Iterator[ProgramChange]:
     """Yield two numbers of one line exchanged."""
     lines: dict[str, list[tuple[Operation, int, float]]] = {}
     for operation in program.operations:
-        for index, number in literals(operation) if operation.is_written else ():
-            lines.setdefault(operation.where, []).append((operation, index, number))
+        for index, number in literals(operation):
+            if program.is_written(operation.operands[index]):
+                lines.setdefault(operation.where, []).append((operation, index, number))
     for numbers in lines.values():
         for (mine, index, number), (other, other_index, another) in itertools.combinations(numbers[:MOST_NUMBERS], 2):
             if number != another and mine is not other:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .....hints.changes import PER_OPERATION, TRACED, Budget, stopped
+from .....hints.changes import MOST_FITTING, PER_OPERATION, TRACED, Budget, stopped
 from .....sides.subject import Array, GradientSample, Run
 from ..numpy_interpreter import Interpreter, bind, evaluate
 from .program import Atom, Jaxpr, Program
@@ -79,8 +79,8 @@ class StoppedPrograms:
             made = ((sample, self._run(change, sample, own)) for sample, own in zip(samples, operands, strict=True))
             with contextlib.suppress(Exception):  # a change may make any operation fail
                 if all(sample.agrees(run) for sample, run in made):
-                    hits[line] = change.text, self._program.where(change.at)
-            if len(hits) > 1:
+                    hits[line] = change.text + self._program.in_run(change.at), self._program.where(change.at)
+            if len(hits) == MOST_FITTING:
                 break
         return list(hits.values())
 
@@ -110,7 +110,8 @@ class StoppedPrograms:
         edges.sort(key=lambda edge: len(sources[edge[2]]))  # what feeds nothing else explains the difference best
         sites = dict[object, list[tuple[int, int, Atom]]]()
         for at, index, item in edges:
-            sites.setdefault((self._program.operations[at].code, index), []).append((at, index, item))
+            operation = self._program.operations[at]
+            sites.setdefault((operation.code, operation.name, index), []).append((at, index, item))
         for some in _together(sites.values()):
             if not differing <= frozenset[Leaf]().union(*(sources[item] for _, _, item in some)):
                 continue

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from jax.extend import core
 
+from .....hints.changes import in_run
 from .....stack import CallSite, call_site, located, user_line
 from ..numpy_interpreter import Interpreter, inline, lines_of
+
+_AXES = re.compile(r"ax[ei]s\b")
 
 Value = typing.Any
 """A value of a program: an array, or a key of random numbers."""
@@ -133,10 +137,10 @@ class Operation:
         """``file:line`` in the user's code, "" if unknown."""
         return "" if self.site is None else self.site.where
 
-    @property
-    def is_written(self) -> bool:
-        """Whether the user's code calls for it, and not a library's that is compiled on its own."""
-        return user_line([*lines_of(self.equation)], {}) is not None
+    def described(self, text: str) -> str:
+        """Return the description of a change; it mentions the axis of `jax.vmap` where the axes include it."""
+        is_mapped = "vmap" in str(self.equation.source_info.name_stack)
+        return f"{text}, counted with the axis of jax.vmap" if is_mapped and _AXES.search(text) else text
 
     @functools.cached_property
     def site(self) -> CallSite | None:
@@ -162,6 +166,7 @@ class Program:
         self._run = run
         self.operations: list[Operation] = []
         self.constants: dict[int, Value] = {}
+        self._holders: dict[int, Jaxpr] = {}
         self.calls: list[tuple[str, int, Atom, int]] = []
         self._count = itertools.count()
         self.inputs = [next(self._count) for _ in closed.jaxpr.invars]
@@ -184,6 +189,7 @@ class Program:
 
         for equation in jaxpr.eqns:
             source = [number(atom) for atom in equation.invars]
+            self._holders.update((id(atom), equation) for atom in equation.invars if isinstance(atom, core.Literal))
             inner = inline(equation)
             if inner is not None:
                 name = str(equation.params.get("name") or "")
@@ -202,6 +208,18 @@ class Program:
         names = {self.operations[at].name for at in positions}
         alike = [item.site for item in self.operations if item.name in names and item.site is not None]
         return located(sites, alike) if sites else ""
+
+    def in_run(self, positions: Sequence[int]) -> str:
+        """Describe in which run of its code a changed operation is; "" for all runs, or if it runs once."""
+        mine = self.operations[positions[0]] if len(set(positions)) == 1 else None
+        if mine is None or mine.site is None:
+            return ""
+        runs = [item.at for item in self.operations if item.name == mine.name and item.site == mine.site]
+        return in_run(runs.index(mine.at), len(runs))
+
+    def is_written(self, literal: Atom) -> bool:
+        """Return whether the user's code holds a number, and not a library that it calls."""
+        return user_line([*lines_of(self._holders[id(literal)])], {}) is not None
 
     def maker(self, atom: Atom, *names: str) -> Operation | None:
         """Return the operation that made a value if it has one of these names, behind those that change nothing."""

@@ -99,7 +99,7 @@ class ChangedPrograms(Interpreter):
         return [np.asarray(self._value(item, self.values)) for item in self.program.outputs]
 
     def changed(self, results: Mapping[int, Results]) -> list[Array] | None:
-        """Return the results of the program with a change; None if it fails, or changes nothing."""
+        """Return the results of the program with a change; None if it fails."""
         new: dict[int, Value] = {}
 
         def read(atom: Atom) -> Value:
@@ -126,8 +126,7 @@ class ChangedPrograms(Interpreter):
             return None
         finally:
             self._most_runs = None
-        made_outputs = [np.asarray(read(item)) for item in self.program.outputs]
-        return made_outputs if new else None
+        return [np.asarray(read(item)) for item in self.program.outputs]
 
     # ---- the search
 
@@ -157,9 +156,10 @@ class ChangedPrograms(Interpreter):
             return self._numbers(wanted[0], fits, limits[0])
         hits = Hits()
         for results, change, program in self._all(changes_of):
-            line, at = program.operations[change.at].where, [change.at, *change.results]
-            if not hits.have(line, change.text, at) and fits(results):
-                hits.add(line, change.text, at, program.where(at))
+            operation, at = program.operations[change.at], sorted({change.at, *change.results})
+            if not hits.have(operation.where, change.text, at) and fits(results):
+                text = operation.described(change.text) + program.in_run(at)
+                hits.add(operation.where, change.text, at, (text, program.where(at)))
             if hits.are_enough or self.budget.left < 0:
                 break
         return hits.told()
@@ -205,7 +205,7 @@ class ChangedPrograms(Interpreter):
 
             for value in solutions(number, rest, limit):
                 if value != number and fits(changes(value)):
-                    text = f"{value:.6g} for {number:.6g}"
+                    text = f"{value:.6g} for {number:.6g}{program.in_run(places)}"
                     hits.setdefault((line, number, tuple(places)), (text, program.where(places)))
         return list(hits.values())
 
@@ -223,9 +223,10 @@ class ChangedPrograms(Interpreter):
             if at in programs:
                 inside += [(at, position, item) for position, item in enumerate(programs[at].operations)]
             for loop, position, item in inside:
-                if item.called[-1:] != ("_mean",) and item.is_written:  # a mean's count is in no code
+                if item.called[-1:] != ("_mean",):  # a mean's count is in no code
                     for index, number in literals(item):
-                        groups.setdefault((loop, item.where, number), []).append((position, index))
+                        if programs[loop].is_written(item.operands[index]):
+                            groups.setdefault((loop, item.where, number), []).append((position, index))
         for (loop, _, number), places in groups.items():
             for some in dict.fromkeys((tuple(places), *((place,) for place in places))):
                 own = [position for position, _ in some]
