@@ -147,7 +147,7 @@ def call_site(lines: Sequence[StackLine]) -> CallSite | None:
 
 
 def located(sites: Sequence[CallSite], alike: Collection[CallSite]) -> str:
-    """Return ``file:line`` of operations, with what tells them from other operations of their kind.
+    """Return ``file:line`` of operations, with the differences from other operations of their kind.
 
     Those are their expression where the line has several, and the lines of the call where other code calls the helper
     function that has the line.
@@ -180,8 +180,8 @@ def _expression(line: StackLine) -> str:
     first, last, start, end = positions[0] if positions else (None,) * 4
     text = linecache.getline(line.file, first or line.number).encode()
     whole = first is not None and first == last
-    shown = " ".join(text[start : end if whole else None].decode(errors="replace").split())
-    return shown if whole and len(shown) <= _MOST_SHOWN else f"{shown[: _MOST_SHOWN - 2]} …"
+    source = " ".join(text[start : end if whole else None].decode(errors="replace").split())
+    return source if whole and len(source) <= _MOST_SHOWN else f"{source[: _MOST_SHOWN - 2]} …"
 
 
 def is_in_library(lines: Sequence[StackLine]) -> bool:

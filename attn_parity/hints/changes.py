@@ -295,7 +295,7 @@ class Hits:
         return len(self._hits) >= MOST_FITTING
 
     def have(self, line: str, text: str, at: Collection[int]) -> bool:
-        """Return whether a change is no news: part of its operations suffices, or its line has others enough."""
+        """Return whether part of the operations suffices for a change, or its line has others enough."""
         of_line = [(other, operations) for own, other, operations, _ in self._hits if own == line]
         same = [operations for other, operations in of_line if other == text]
         return any(operations <= frozenset(at) for operations in same) or (not same and len(of_line) >= MOST_OF_LINE)

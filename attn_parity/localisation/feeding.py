@@ -53,7 +53,7 @@ def calling_of(parent: Node, node: Node) -> list[Candidate]:
 
 
 def _is_given_others(node: Node, groups: Sequence[LeafGroup]) -> bool:
-    """Return whether a submodule gets another array on each side, beside equal ones, and uses it as it is.
+    """Return whether a submodule gets equal arrays and another one on each side, and uses that unchanged.
 
     A part of it gets the array unchanged on both sides, or no part is known.
     """

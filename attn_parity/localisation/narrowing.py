@@ -163,8 +163,8 @@ class Narrowing:
             if sources is None or not sources.agrees_plainly(position):
                 continue
             child = next(one for one in _judgeable(node) if one.path == step.path)
-            given = [step.calls[side].arguments for side in SIDES]
-            if not whole_numbers(*given) and not is_turned(match_inputs(step.calls)):
+            arguments = [step.calls[side].arguments for side in SIDES]
+            if not whole_numbers(*arguments) and not is_turned(match_inputs(step.calls)):
                 return Narrowed((Candidate(child.paths["first"], child.paths["second"]),), steps, chain)
             own = self._sources(node, calls, steps, step)
             feeding = own.feeding() if own is not None else None

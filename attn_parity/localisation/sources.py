@@ -111,11 +111,11 @@ class Sources:
     def agrees_plainly(self, position: int) -> bool:
         """Return whether the target agrees if a call returns the same numbers on both sides without axes exchanged."""
         try:
-            taken = {side: self._taken(side, self._target, *self._rerun(side, (), plain=position)) for side in SIDES}
+            ends = {side: self._taken(side, self._target, *self._rerun(side, (), plain=position)) for side in SIDES}
         except FAILURES:
             return False
-        groups = match_outputs(self._whole) if self._target is None else match_leaves(taken["first"], taken["second"])
-        return bool(groups) and not any(self._differ(one.value(side, taken[side]) for side in SIDES) for one in groups)
+        groups = match_outputs(self._whole) if self._target is None else match_leaves(ends["first"], ends["second"])
+        return bool(groups) and not any(self._differ(one.value(side, ends[side]) for side in SIDES) for one in groups)
 
     def _found(self) -> list[int] | None:
         bases = self._bases = {side: self._run(side, ()) for side in SIDES}

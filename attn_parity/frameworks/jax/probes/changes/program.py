@@ -203,7 +203,7 @@ class Program:
         return [number(atom) for atom in jaxpr.outvars]
 
     def where(self, positions: Sequence[int]) -> str:
-        """Return ``file:line`` of operations in the user's code, told from others of their kind; "" if unknown."""
+        """Return ``file:line`` of operations in the user's code; "" if unknown. See `located`."""
         sites = [site for at in positions if (site := self.operations[at].site) is not None]
         names = {self.operations[at].name for at in positions}
         alike = [item.site for item in self.operations if item.name in names and item.site is not None]
