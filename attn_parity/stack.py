@@ -165,7 +165,8 @@ def located(sites: Sequence[CallSite], alike: Collection[CallSite]) -> str:
         others = [site for site in others if site.instructions[: depth + 1] == mine.instructions[: depth + 1]]
         same = (site.lines[depth] for site in alike if len(site.lines) > depth)
         beside = (one for one in same if (one.file, one.number) == (line.file, line.number))
-        is_alone = all(one.instruction == line.instruction for one in beside)
+        mixed = len({site.lines[depth].instruction for site in sites if len(site.lines) > depth}) > 1
+        is_alone = mixed or all(one.instruction == line.instruction for one in beside)
         where = f"{_shortened(line.file)}:{line.number}"
         if depth:
             where = f"called in line {line.number}" if line.file == mine.lines[0].file else f"called at {where}"
