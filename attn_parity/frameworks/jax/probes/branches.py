@@ -69,24 +69,27 @@ class BranchInterpreter(Interpreter):
             self._callers.pop()
 
     def _note(self, equation: core.JaxprEqn, args: Sequence[Operand]) -> None:
-        if not all(isinstance(one, np.ndarray) and one.size for one in args[:3]):
-            return
+        kind = equation.primitive.name
+        wanted = 1 if kind == "cond" else len(args)
+        numbers = [one for one in args[:wanted] if isinstance(one, np.ndarray) and one.size]
         key = (id(equation), *map(id, self._callers))
         if key not in self._sites:
             self._sites[key] = _site(equation, self._callers)
-        site, name = self._sites[key], _NAMES[equation.primitive.name]
-        name = "clip" if str(self._callers[-1:] and self._callers[-1].params.get("name")) == "clip" else name
-        if site is None:
+        site = self._sites[key]
+        if site is None or len(numbers) < wanted:
             return
-        if name == "where" and len(args) == 3 and args[0].dtype == bool:
-            self.branches.choose(name, site.where, args[0], args[2], args[1])
-        elif name == "cond" and len(equation.params["branches"]) == 2:
-            self.branches.choose(name, site.where, np.asarray(args[0]) != 0, None, None)
-        elif name == "clamp":
-            self.branches.limit(name, site.where, args[1], args[0], upper=False)
-            self.branches.limit(name, site.where, args[1], args[2], upper=True)
-        elif equation.primitive.name in ("max", "min"):
-            self.branches.extreme(name, site.where, args[0], args[1], larger=equation.primitive.name == "max")
+        first, *others = numbers
+        is_clip = any(caller.params.get("name") == "clip" for caller in self._callers[-1:])
+        name = "clip" if is_clip else _NAMES[kind]
+        if kind == "select_n" and len(others) == 2 and first.dtype == bool:
+            self.branches.choose(name, site.where, first, others[1], others[0])
+        elif kind == "cond" and len(equation.params["branches"]) == 2:
+            self.branches.choose(name, site.where, first != 0, None, None)
+        elif kind == "clamp":
+            self.branches.limit(name, site.where, others[0], first, upper=False)
+            self.branches.limit(name, site.where, others[0], others[1], upper=True)
+        elif kind in ("max", "min"):
+            self.branches.extreme(name, site.where, first, others[0], larger=kind == "max")
 
 
 def _site(equation: core.JaxprEqn, callers: Sequence[core.JaxprEqn]) -> CallSite | None:
