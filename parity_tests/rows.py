@@ -40,7 +40,7 @@ FRAMEWORKS = {"side", "framework", "package", "backend"}
 VALUES = 8
 """Values of an axis up to which each is kept; more are a list of cases, of which the blocks decide."""
 
-WORTH = 0.1
+WORTH = 1.0
 """Processor seconds that leaving out rows of a test must save."""
 
 RUNS = 2

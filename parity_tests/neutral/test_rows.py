@@ -77,7 +77,7 @@ def test_two_rows_of_a_list_run_each_block():
 
 
 def test_cheap_rows_all_stay():
-    assert rows.left_out([row(str(index), {1}, 0.01) for index in range(5)]) == []
+    assert rows.left_out([row(str(index), {1}, 0.1) for index in range(5)]) == []
 
 
 def test_rows_that_probes_do_not_see_stay_and_replace_none():
