@@ -351,7 +351,7 @@ def test_a_call_that_ran_user_code_leaves_the_streams_of_the_process_open(tmp_pa
 
 
 def test_too_little_memory_is_one_line(monkeypatch, capsys):
-    def allocate(path, format):
+    def allocate(path, format, step, item):
         raise MemoryError("Unable to allocate 2.00 TiB")
 
     monkeypatch.setattr("attn_bridge.checkpoints.inspect", allocate)

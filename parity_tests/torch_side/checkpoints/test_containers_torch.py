@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from attn_bridge.checkpoints.containers import CheckpointError, files, open_reader
+from attn_bridge.checkpoints.containers import CheckpointError, open_reader, strided
 
 from ...fuzz.samples import HELD, assert_same, random_arrays, read, write
 
@@ -92,7 +92,7 @@ def test_tensors_of_one_storage_are_each_read_whole(tmp_path):
 
 @pytest.mark.parametrize("part", [1 << 24, 64, 1])
 def test_tensors_in_any_order_are_gathered(part, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "PART", part)
+    monkeypatch.setattr(strided, "PART", part)
     base = torch.randn(6, 4, 5)
     views = {
         "turned": base.permute(2, 0, 1),
