@@ -148,9 +148,7 @@ def run_of(names: Iterable[str]) -> str:
     return kinds[0] if kinds else ""
 
 
-PARTS = re.compile(
-    r"(consolidated\.|mp_rank_|zero_pp_rank_|model_world_size_\d+_rank_)(\d+)(\.pth?|(_mp_rank_\d+)?_model_states\.pt)"
-)
+PARTS = re.compile(r"(consolidated\.|mp_rank_|model_world_size_\d+_rank_)(\d+)(\.pth?|_model_states\.pt)")
 """Names of files that hold a part of each matrix where the folder has several: front, number, end."""
 
 

@@ -69,6 +69,8 @@ def _first_of(folder: Path, names: Sequence[str]) -> TorchReader | None:
 
 def _open_file(path: Path) -> Reader:
     """Return a file, with those of the other ranks if its tensors are parts of theirs."""
+    if path.name.startswith("zero_pp_rank_") and (kind := mistaken.run_of([path.name])):  # whose tensors are empty
+        raise bad(path, kind)
     part = bad(path, "holds a part of each matrix, whose other parts are next to it; give the folder")
     is_part = mistaken.is_part(path)
     try:

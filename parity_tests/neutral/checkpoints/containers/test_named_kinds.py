@@ -74,6 +74,15 @@ def test_a_part_of_each_matrix_is_not_converted_alone(tmp_path, pattern, number)
     assert checkpoints.inspect(paths[number]).tensors.keys() == {"x"}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_files_of_zero_3_are_never_converted_alone(tmp_path, ranks):
+    names = [f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in range(ranks)]
+    paths = [write("torch", tmp_path / name, {"x": np.empty(0, np.float32)}) for name in names]
+    for path in (tmp_path, *paths):
+        with pytest.raises(CheckpointError, match=r"DeepSpeed's ZeRO 3 saves: its zero_to_fp32\.py puts them together"):
+            checkpoints.convert(path, tmp_path / "out", to_layout="same")
+
+
 @pytest.mark.parametrize(
     "names", [["mp_rank_00/a.pt", "mp_rank_01/a.pt"], ["mp_rank_00_000/a.pt", "mp_rank_00_001/a.pt"]]
 )
