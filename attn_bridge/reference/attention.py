@@ -7,7 +7,7 @@ Source: Vaswani et al., arXiv 1706.03762, equation 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -43,9 +43,33 @@ def short_convolution(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
     return result
 
 
+def over_sequences(
+    read: Callable[[np.ndarray, np.ndarray], np.ndarray], x: np.ndarray, attention_mask: np.ndarray | None
+) -> np.ndarray:
+    """Return the results of a function of a sequence ``(t, d)`` and its mask ``(t,)``, for `x` ``([b,] t, d)``.
+
+    `attention_mask` is ``(b, t)``; without it, no token is hidden.
+    """
+    x = as_double(x)
+    batch = x if x.ndim == 3 else x[None]
+    masks = np.broadcast_to(True if attention_mask is None else attention_mask, batch.shape[:2])
+    results = np.stack([read(*pair) for pair in zip(batch, masks, strict=True)])
+    return results if x.ndim == 3 else results[0]
+
+
 def silu(x: np.ndarray) -> np.ndarray:
     """Return ``x`` times its sigmoid."""
     return x / (1.0 + np.exp(-x))
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """Return the logistic function, elementwise."""
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    """Return vectors divided by their length, with the 1e-6 under the root that the delta rule's layers have."""
+    return x / np.sqrt(np.sum(x * x, -1, keepdims=True) + 1e-6)
 
 
 def split_heads(features: np.ndarray, num_heads: int) -> np.ndarray:

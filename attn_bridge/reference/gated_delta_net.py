@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..specs import GatedDeltaNetConfig
-from .attention import as_double, linear, merge_heads, short_convolution, silu, split_heads
+from .attention import as_double, linear, merge_heads, short_convolution, sigmoid, silu, split_heads, unit
 
 
 def reference(
@@ -33,13 +33,13 @@ def reference(
     query, key = (split_heads(joined[:, start : start + width], config.num_heads) for start in (0, width))
     value = split_heads(joined[:, 2 * width :], config.num_value_heads)
     gate = split_heads(_project(x, parameters, "W_gate"), config.num_value_heads)
-    beta = (2.0 if config.negative else 1.0) / (1.0 + np.exp(-_project(x, parameters, "W_beta")))
+    beta = (2.0 if config.negative else 1.0) * sigmoid(_project(x, parameters, "W_beta"))
     step = np.log(1.0 + np.exp(_project(x, parameters, "W_alpha") + as_double(parameters["dt_bias"])))
     decay = np.exp(-np.exp(as_double(parameters["A_log"])) * step)
     contexts = []
     for head in range(config.num_value_heads):
         shared = head * config.num_heads // config.num_value_heads
-        arrays = (_unit(query[shared]) * config.head_dim**-0.5, _unit(key[shared]), value[head])
+        arrays = (unit(query[shared]) * config.head_dim**-0.5, unit(key[shared]), value[head])
         context = _recur(*arrays, decay[:, head], beta[:, head])
         root = np.sqrt(np.sum(context * context, -1, keepdims=True) / config.value_head_dim + config.eps)
         contexts.append(as_double(parameters["norm.scale"]) * context / root * silu(gate[head]))
@@ -64,7 +64,3 @@ def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, decay: np.ndar
         state = decay[token] * (state - beta[token] * np.outer(state @ k, k)) + beta[token] * np.outer(value[token], k)
         context[token] = state @ query[token]
     return context
-
-
-def _unit(x: np.ndarray) -> np.ndarray:
-    return x / np.sqrt(np.sum(x * x, -1, keepdims=True) + 1e-6)

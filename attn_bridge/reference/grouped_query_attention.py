@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from ..specs import Alibi, GroupedQueryAttentionConfig, LayerNormConfig, RelativeBias, Rotary, Temperature
-from .attention import as_double, attend, linear, merge_heads, restricted, split_heads
+from .attention import as_double, attend, linear, merge_heads, restricted, sigmoid, split_heads
 from .layer_norm import reference as layer_norm
 from .rms_norm import rms_norm
 from .rotary import number, rotate
@@ -51,7 +51,7 @@ def reference(
     context = merge_heads(context)
     if config.gate:
         logits = linear(x, parameters, config.gate_name, bias=config.qkv_bias)
-        gate = np.log(1.0 + np.exp(logits)) if config.gate_activation == "softplus" else 1.0 / (1.0 + np.exp(-logits))
+        gate = np.log(1.0 + np.exp(logits)) if config.gate_activation == "softplus" else sigmoid(logits)
         context = context * (gate if config.gate_scope == "channel" else np.repeat(gate, config.value_width, -1))
     if config.context_norm is not None:
         context = rms_norm(context, parameters["context_norm.scale"], eps=config.context_norm)

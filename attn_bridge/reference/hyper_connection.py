@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..specs import HyperConnectionConfig
-from .attention import as_double
+from .attention import as_double, sigmoid
 from .rms_norm import rms_norm
 
 
@@ -40,10 +40,10 @@ def _token(
     n = config.streams
     weight, bias, scale = (as_double(parameters[name]) for name in ("projection.weight", "bias", "scale"))
     raw = weight @ rms_norm(streams.reshape(-1), np.ones(streams.size), eps=config.norm_eps)
-    shares = _sigmoid(scale[0] * raw[:n] + bias[:n]) + config.eps
+    shares = sigmoid(scale[0] * raw[:n] + bias[:n]) + config.eps
     if not config.writes:
         return shares, np.zeros(0), np.zeros((0, 0))
-    written = 2.0 * _sigmoid(scale[1] * raw[n : 2 * n] + bias[n : 2 * n])
+    written = 2.0 * sigmoid(scale[1] * raw[n : 2 * n] + bias[n : 2 * n])
     logits = (scale[2] * raw[2 * n :] + bias[2 * n :]).reshape(n, n)
     matrix = np.exp(logits)
     matrix = matrix / matrix.sum(1, keepdims=True) + config.eps
@@ -52,7 +52,3 @@ def _token(
             matrix = matrix / (matrix.sum(1, keepdims=True) + config.eps)
         matrix = matrix / (matrix.sum(0, keepdims=True) + config.eps)
     return shares, written, matrix
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1.0 / (1.0 + np.exp(-x))

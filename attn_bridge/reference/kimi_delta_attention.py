@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..specs import KimiDeltaAttentionConfig
-from .attention import as_double, linear, merge_heads, short_convolution, silu, split_heads
+from .attention import as_double, linear, merge_heads, short_convolution, sigmoid, silu, split_heads, unit
 
 
 def reference(
@@ -31,15 +31,15 @@ def reference(
     width = config.key_width
     parts = (joined[:, :width], joined[:, width : 2 * width], joined[:, 2 * width :])
     query, key, value = (split_heads(part, config.num_heads) for part in parts)
-    gate = _sigmoid(_project(_project(x, parameters, "W_gate_down"), parameters, "W_gate_up"))
-    beta = _sigmoid(_project(x, parameters, "W_beta"))
+    gate = sigmoid(_project(_project(x, parameters, "W_gate_down"), parameters, "W_gate_up"))
+    beta = sigmoid(_project(x, parameters, "W_beta"))
     total = _project(_project(x, parameters, "W_decay_down"), parameters, "W_decay_up")
     step = split_heads(np.log(1.0 + np.exp(total + as_double(parameters["dt_bias"]))), config.num_heads)
     contexts = []
     for head in range(config.num_heads):
         decay = np.exp(-np.exp(as_double(parameters["A_log"])[head]) * step[head])
-        scaled = _unit(query[head]) * config.head_dim**-0.5
-        context = _recur(scaled, _unit(key[head]), value[head], decay, beta[:, head])
+        scaled = unit(query[head]) * config.head_dim**-0.5
+        context = _recur(scaled, unit(key[head]), value[head], decay, beta[:, head])
         root = np.sqrt(np.mean(context * context, -1, keepdims=True) + config.eps)
         contexts.append(as_double(parameters["norm.scale"]) * context / root)
     return _project(merge_heads(np.stack(contexts)) * gate, parameters, "out_proj"), None
@@ -61,11 +61,3 @@ def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, decay: np.ndar
         state = faded + beta[token] * np.outer(key[token], value[token] - key[token] @ faded)
         context[token] = query[token] @ state
     return context
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1.0 / (1.0 + np.exp(-x))
-
-
-def _unit(x: np.ndarray) -> np.ndarray:
-    return x / np.sqrt(np.sum(x * x, -1, keepdims=True) + 1e-6)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..specs import LightningAttentionConfig
-from .attention import as_double, linear, merge_heads, silu, split_heads
+from .attention import as_double, linear, merge_heads, sigmoid, silu, split_heads
 
 
 def reference(
@@ -33,7 +33,7 @@ def reference(
     heads = [_recur(*arrays) for arrays in zip(query, key, value, config.decay_rates, strict=True)]
     context = merge_heads(np.stack(heads))
     root = np.sqrt(np.mean(context * context, -1, keepdims=True) + config.eps)
-    gate = 1.0 / (1.0 + np.exp(-linear(x, parameters, "W_gate", bias=False)))
+    gate = sigmoid(linear(x, parameters, "W_gate", bias=False))
     gated = as_double(parameters["norm.scale"]) * context / root * gate
     return linear(gated, parameters, "out_proj", bias=False), None
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
 
 from ..specs import MambaConfig
-from .attention import as_double, linear, short_convolution, silu
+from .attention import as_double, linear, over_sequences, short_convolution, silu
 
 
 def reference(
@@ -18,17 +19,11 @@ def reference(
     Tokens that `attention_mask` hides are zeros, in the input and on both sides of the convolution. Shapes: `x`
     ``([b,] t, d_in)``, `attention_mask` ``(b, t)``; gives ``([b,] t, d_out)``.
     """
-    x = as_double(x)
-    if x.ndim == 3:
-        masks = [None] * len(x) if attention_mask is None else np.broadcast_to(attention_mask, x.shape[:2])
-        return np.stack([_sequence(config, parameters, *pair) for pair in zip(x, masks, strict=True)]), None
-    return _sequence(config, parameters, x, None if attention_mask is None else np.asarray(attention_mask)[0]), None
+    return over_sequences(functools.partial(_sequence, config, parameters), x, attention_mask), None
 
 
-def _sequence(
-    config: MambaConfig, parameters: Mapping[str, np.ndarray], x: np.ndarray, mask: np.ndarray | None
-) -> np.ndarray:
-    mask = (np.ones(len(x), bool) if mask is None else mask)[:, None]
+def _sequence(config: MambaConfig, parameters: Mapping[str, np.ndarray], x: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    mask = mask[:, None]
     x = np.where(mask, x, 0.0)
     value = np.where(mask, linear(x, parameters, "W_value", bias=config.bias), 0.0)
     value = short_convolution(value, as_double(parameters["conv1d.weight"])[:, 0, :])
