@@ -209,25 +209,6 @@ def visible_keys(mask: Mask | Bool[Array, "..."], shape: tuple[int, ...], like: 
     return jnp.array(seen, ndmin=4, copy=False)
 
 
-def is_at_most(size: int, limit: int) -> bool:
-    """Return whether a size is at most a limit; False for an open size of a program that is exported."""
-    return not jax.export.is_symbolic_dim(size) and size <= limit
-
-
-def largest(scores: Float[Array, "... s"], number: int) -> Bool[Array, "... s"]:
-    """Return the places of the `number` largest scores of each row; of equal ones those in front, and NaN first."""
-    scores, size = jnp.where(jnp.isnan(scores), jnp.inf, scores), scores.shape[-1]
-    if jax.export.is_symbolic_dim(size):  # `top_k` must know that there are as many
-        fill = jnp.full((*scores.shape[:-1], number), -jnp.inf, scores.dtype)
-        scores = jnp.concatenate([scores, fill], -1)
-    least = jax.lax.top_k(scores, number)[0].min(-1, keepdims=True)
-    # `topk` breaks ties as it likes: all above the least chosen score are taken, and of the equal ones the first that
-    # have room.
-    is_above, is_least = scores > least, scores == least
-    room = number - is_above.sum(-1, keepdims=True)
-    return (is_above | (is_least & (is_least.cumsum(-1) <= room)))[..., :size]
-
-
 def constant(array: Float[Array, "..."], dtype: DTypeLike | None = None) -> Float[Array, "..."]:
     """Return an array without its gradient, in a dtype if given."""
     return jax.lax.stop_gradient(array).astype(dtype or array.dtype)

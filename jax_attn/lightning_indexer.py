@@ -83,7 +83,7 @@ class LightningIndexer(nnx.Module):
         config = self.config
         queries, keys = x.shape[1], key.shape[1]
         # As many keys as may be chosen: all of them are, and the scores need not be computed.
-        if functional.is_at_most(keys, config.top_k):
+        if is_at_most(keys, config.top_k):
             return mask
         query = rearrange(self.W_index_query(asking), "b t (h c) -> b t h c", h=config.num_heads)
         query = query if tables is None else apply_rotary(query, *tables, config.pairing)
@@ -96,4 +96,23 @@ class LightningIndexer(nnx.Module):
         visible = functional.visible_keys(mask, (x.shape[0], num_heads, queries, keys), scores)
         # Hidden keys are -inf first, so that they take none of the places; and hidden again, as a query that sees few
         # keys has places left.
-        return visible & functional.largest(jnp.where(visible, scores[:, None], -jnp.inf), config.top_k)
+        return visible & largest(jnp.where(visible, scores[:, None], -jnp.inf), config.top_k)
+
+
+def is_at_most(size: int, limit: int) -> bool:
+    """Return whether a size is at most a limit; False for an open size of a program that is exported."""
+    return not jax.export.is_symbolic_dim(size) and size <= limit
+
+
+def largest(scores: Float[Array, "... s"], number: int) -> Bool[Array, "... s"]:
+    """Return the places of the `number` largest scores of each row; of equal ones those in front, and NaN first."""
+    scores, size = jnp.where(jnp.isnan(scores), jnp.inf, scores), scores.shape[-1]
+    if jax.export.is_symbolic_dim(size):  # `top_k` must know that there are as many
+        fill = jnp.full((*scores.shape[:-1], number), -jnp.inf, scores.dtype)
+        scores = jnp.concatenate([scores, fill], -1)
+    least = jax.lax.top_k(scores, number)[0].min(-1, keepdims=True)
+    # `topk` breaks ties as it likes: all above the least chosen score are taken, and of the equal ones the first that
+    # have room.
+    is_above, is_least = scores > least, scores == least
+    room = number - is_above.sum(-1, keepdims=True)
+    return (is_above | (is_least & (is_least.cumsum(-1) <= room)))[..., :size]

@@ -23,7 +23,6 @@ from attn_bridge.masks import Mask, as_mask, counting_tokens
 from attn_bridge.masks.positions import Full
 
 from . import implementations
-from .implementations.sizes import is_open, is_true
 from .operations.autocast import without_autocast
 from .random import JaxRngs, RandomSource, RngStream
 from .shards import whole
@@ -215,24 +214,6 @@ def visible_keys(mask: Mask | Bool[Tensor, "..."], shape: tuple[int, ...], like:
     queries, keys = (torch.arange(size, device=like.device) for size in shape[2:])
     seen: Tensor = _placed_checked(mask, shape, like.device).allowed(queries[:, None], keys[None, :])
     return seen[(None,) * (4 - seen.ndim)]
-
-
-def is_at_most(size: int, limit: int) -> bool:
-    """Return whether a size is at most a limit; of a program that is exported, whether all its sizes are."""
-    return is_true(size <= limit)
-
-
-def largest(scores: Float[Tensor, "... s"], number: int) -> Bool[Tensor, "... s"]:
-    """Return the places of the `number` largest scores of each row; of equal ones those in front, and NaN first."""
-    scores, size = torch.where(torch.isnan(scores), torch.inf, scores), scores.shape[-1]
-    if is_open(size):  # `topk` must know that there are as many
-        scores = torch.cat([scores, scores.new_full((*scores.shape[:-1], number), -torch.inf)], -1)
-    least = torch.topk(scores, number, -1).values.amin(-1, keepdim=True)
-    # `topk` breaks ties as it likes: all above the least chosen score are taken, and of the equal ones the first that
-    # have room.
-    is_above, is_least = scores > least, scores == least
-    room = number - is_above.sum(-1, keepdim=True)
-    return (is_above | (is_least & (is_least.cumsum(-1) <= room)))[..., :size]
 
 
 def constant(array: Float[Tensor, "..."], dtype: torch.dtype | None = None) -> Float[Tensor, "..."]:

@@ -16,6 +16,7 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import Indexer
 
 from . import functional
+from .implementations.sizes import is_open, is_true
 from .initial_weights import linear
 from .layer import Layer
 from .layer_norm import LayerNorm
@@ -84,7 +85,7 @@ class LightningIndexer(Layer):
         config = self.config
         queries, keys = x.shape[1], key.shape[1]
         # As many keys as may be chosen: all of them are, and the scores need not be computed.
-        if functional.is_at_most(keys, config.top_k):
+        if is_at_most(keys, config.top_k):
             return mask
         query = rearrange(self.W_index_query(asking), "b t (h c) -> b t h c", h=config.num_heads)
         query = query if tables is None else apply_rotary(query, *tables, config.pairing)
@@ -98,4 +99,22 @@ class LightningIndexer(Layer):
         visible = functional.visible_keys(mask, (x.shape[0], num_heads, queries, keys), scores)
         # Hidden keys are -inf first, so that they take none of the places; and hidden again, as a query that sees few
         # keys has places left.
-        return visible & functional.largest(torch.where(visible, scores[:, None], -torch.inf), config.top_k)
+        return visible & largest(torch.where(visible, scores[:, None], -torch.inf), config.top_k)
+
+
+def is_at_most(size: int, limit: int) -> bool:
+    """Return whether a size is at most a limit; of a program that is exported, whether all its sizes are."""
+    return is_true(size <= limit)
+
+
+def largest(scores: Float[Tensor, "... s"], number: int) -> Bool[Tensor, "... s"]:
+    """Return the places of the `number` largest scores of each row; of equal ones those in front, and NaN first."""
+    scores, size = torch.where(torch.isnan(scores), torch.inf, scores), scores.shape[-1]
+    if is_open(size):  # `topk` must know that there are as many
+        scores = torch.cat([scores, scores.new_full((*scores.shape[:-1], number), -torch.inf)], -1)
+    least = torch.topk(scores, number, -1).values.amin(-1, keepdim=True)
+    # `topk` breaks ties as it likes: all above the least chosen score are taken, and of the equal ones the first that
+    # have room.
+    is_above, is_least = scores > least, scores == least
+    room = number - is_above.sum(-1, keepdim=True)
+    return (is_above | (is_least & (is_least.cumsum(-1) <= room)))[..., :size]

@@ -110,11 +110,11 @@ def test_as_many_keys_as_tokens_are_dense_attention(side):
     assert_same(call(twins(sparse)[side], X)[0], expected)
 
 
-@pytest.mark.parametrize("largest", [torch_attn.functional.largest, jax_attn.functional.largest])
+@pytest.mark.parametrize("largest", [torch_attn.lightning_indexer.largest, jax_attn.lightning_indexer.largest])
 def test_of_equal_scores_the_earliest_keys_are_chosen(largest):
     inf, nan = np.inf, np.nan
     scores = [[0, -0.0, 1, 0, -0.0], [-1, -inf, -inf, -inf, -2], [2, 2, 2, 2, 2], [0, 1, 2, nan, 3]]
-    array = (torch.tensor if largest is torch_attn.functional.largest else jnp.asarray)(np.array(scores))
+    array = (torch.tensor if largest is torch_attn.lightning_indexer.largest else jnp.asarray)(np.array(scores))
     expected = [[1, 1, 1, 0, 0], [1, 1, 0, 0, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1]]
     assert np.asarray(largest(array, 3)).astype(int).tolist() == expected
 
