@@ -224,13 +224,11 @@ def _make_families(path: Path) -> None:
 def _surveyed(listed: str) -> str:
     """Return the lists of families: proven, run by a file written by hand, refused, and those that `listed` lacks."""
     from attn_bridge.models.derived import known
-    from attn_bridge.models.families import coded
 
     document = json.loads(SURVEY.read_text(encoding="utf-8"))
     before = set(re.findall(r"`([\w-]+)`", listed))
     found = document["families"]
-    hand = {name for one in coded.FAMILIES for name in one.model_types}
-    hand |= {one.model_type for one in known.DESCRIPTIONS if not one.proof}
+    hand = {one.model_type for one in known.DESCRIPTIONS if not one.proof}
     proven = [name for name, one in found.items() if one["kind"] == "proven"]
     by_hand = [name for name in found if name in hand and name not in proven]
     rest = [name for name in found if name not in proven and name not in by_hand]

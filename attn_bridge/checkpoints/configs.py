@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import specs
-from ..models import families, originals
-from ..models.handwritten import bert, gpt2
+from ..models import families, originals, own_models
 from ..models.layout import Layout
 from ..models.ours import OWN
 from ..models.reading import multimodal
@@ -351,8 +350,10 @@ OWN_MODELS: dict[str, OwnModel] = {
         model: OwnModel(functools.partial(_read_whole, kind), families.write_config)
         for model, (kind, _) in _WHOLE.items()
     },
-    "GPTModel": OwnModel(lambda document: specs.GPTModelConfig.read(_plain(document)), gpt2.write_gpt_model),
-    "BertEncoder": OwnModel(lambda document: specs.BertEncoderConfig.read(_plain(document)), bert.write_bert_encoder),
+    "GPTModel": OwnModel(lambda document: specs.GPTModelConfig.read(_plain(document)), own_models.write_gpt_model),
+    "BertEncoder": OwnModel(
+        lambda document: specs.BertEncoderConfig.read(_plain(document)), own_models.write_bert_encoder
+    ),
 }
 """Name of a class -> how its config is read and written."""
 

@@ -1,112 +1,12 @@
-"""The book's Llama 3, Qwen 3 (dense and with experts) and Gemma 3: their names, and their dicts of sizes.
-
-Read off ``llms_from_scratch.llama3`` and ``.qwen3`` of llms-from-scratch 1.0.19 and, since that has no Gemma 3, off
-``ch05/12_gemma3/standalone-gemma3.ipynb`` of the book's repository. The names of its dense Qwen 3 are ours.
-"""
+"""The book's Llama 3, Qwen 3 (dense and with experts) and Gemma 3: their dicts of sizes as those of `transformers`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from ..weights.rows import Row
-from .layout import Layout
 from .reading.model_config import ConfigFile
 from .reading.originals import check_keys, check_size, layers_of
-from .rows.attention import Table, below
-from .rows.common import is_inverted_causal_mask
-
-_OURS = "trf_blocks.{i}."
-
-_PROJECTIONS: Table = tuple(
-    Row(f"{name}.weight", (f"{name}.weight",)) for name in ("W_query", "W_key", "W_value", "out_proj")
-)
-_NORMS_OF_HEADS: Table = tuple(Row(f"{name}_norm.scale", (f"{name}_norm.scale",), optional=True) for name in "qk")
-_FEED_FORWARD: Table = tuple(Row(f"{fc}.weight", (f"{fc}.weight",)) for fc in ("fc1", "fc2", "fc3"))
-_EXPERTS: Table = (
-    *(Row(f"{fc}.{{j}}.weight", (f"experts.{{j}}.{fc}.weight",)) for fc in ("fc1", "fc2", "fc3")),
-    Row("gate.weight", ("router.weight",)),
-)
-
-
-def _layout(
-    name: str, title: str, block: str, norms: Mapping[str, str], leaf: str, rows: list[Row], marks: tuple[str, ...] = ()
-) -> Layout:
-    """Return the layout of one of the book's decoders.
-
-    Args:
-        name: its name.
-        title: its description.
-        block: prefix of the names of a block.
-        norms: our norm of a block -> theirs.
-        leaf: their name of a norm's weights.
-        rows: further rows of this model.
-        marks: see `Layout`.
-    """
-    return Layout(
-        name,
-        title,
-        [
-            Row("tok_emb.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
-            Row("out_head.weight", ("out_head.weight",), optional=True),
-            Row("mask", reason="a causal mask, which is computed", check=is_inverted_causal_mask),
-            *below(_PROJECTIONS, f"{block}att.", f"{_OURS}att."),
-            *rows,
-            *(Row(f"{block}{theirs}.{leaf}", (f"{_OURS}{ours}.scale",)) for ours, theirs in norms.items()),
-            Row(f"final_norm.{leaf}", ("final_norm.scale",)),
-        ],
-        settings={"tie": ()},
-        defaults={"tie": 0},
-        whole=True,
-        marks=marks,
-    )
-
-
-_PLAIN = {"norm1": "norm1", "norm2": "norm2"}
-_SANDWICH = {
-    "norm1": "input_layernorm",
-    "post_norm1": "post_attention_layernorm",
-    "norm2": "pre_feedforward_layernorm",
-    "post_norm2": "post_feedforward_layernorm",
-}
-
-LAYOUTS = [
-    _layout(
-        "book-llama3",
-        "the book's Llama 3",
-        _OURS,
-        _PLAIN,
-        "weight",
-        below(_FEED_FORWARD, f"{_OURS}ff.", f"{_OURS}ff."),
-    ),
-    _layout(
-        "book-qwen3",
-        "the book's Qwen 3, dense or with experts",
-        _OURS,
-        _PLAIN,
-        "scale",
-        [
-            *below(_NORMS_OF_HEADS, f"{_OURS}att.", f"{_OURS}att."),
-            *below(_FEED_FORWARD, f"{_OURS}ff.", f"{_OURS}ff.", branch="feed-forward/dense"),
-            *below(_EXPERTS, f"{_OURS}ff.", f"{_OURS}ff.", branch="feed-forward/experts"),
-        ],
-    ),
-    _layout(
-        "book-gemma3",
-        "the book's Gemma 3",
-        "blocks.{i}.",
-        _SANDWICH,
-        "scale",
-        [
-            *below(_NORMS_OF_HEADS, "blocks.{i}.att.", f"{_OURS}att."),
-            *below(_FEED_FORWARD, "blocks.{i}.ff.", f"{_OURS}ff."),
-        ],
-        marks=(".pre_feedforward_layernorm.",),
-    ),
-]
-
-
-# ---- their dicts of sizes
 
 _COMMON = ("vocab_size", "emb_dim", "n_heads", "n_layers", "n_kv_groups", "rope_base")
 _IDLE = ("context_length", "dtype")

@@ -18,7 +18,7 @@ from ..specs.decoder_model import DecoderConfig
 from ..specs.encoder_decoder_model import EncoderDecoderConfig
 from ..weights import WeightsMismatchError
 from .layout import Layout
-from .reading.decoders import Block, Model, Pair, Write, read_llama_model
+from .reading.decoders import Pair, Write
 from .reading.model_config import ConfigFile
 from .rows.attention import Table
 
@@ -193,12 +193,10 @@ class Family:
         aliases: other names of a key that files have.
         keys: usual key -> the key that holds its value, where the usual one is about another part of the model.
         depth: key of the number of layers.
-        block: from a config, a layer's index and its attention to the whole block; None if we have no such block.
-        model: from a config to the parts in front of the blocks and after them.
+        decoder: from a config to a whole decoder; None if we have no such model.
         pair: from a config and the names of its tensors to encoder and decoder; None for other models.
         write: from the config of a whole model back to keys of a config.json; None if not supported.
         architecture: the class of `transformers` that runs it.
-        attends: from a config and the index of a layer to whether the layer has attention; None if all have.
         prepare: from the file's keys to those that `read` reads; None if they are the same.
         layout: the table of its tensors, where the family is data.
     """
@@ -209,27 +207,19 @@ class Family:
     aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     depth: str = "num_hidden_layers"
-    block: Block | None = None
-    model: Model = read_llama_model
+    decoder: Callable[[ConfigFile], DecoderConfig] | None = None
     pair: Pair | None = None
     write: Write | None = None
     architecture: str = ""
     layout: Layout | None = None
-    attends: Callable[[ConfigFile, int], bool] | None = None
     prepare: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None
-
-    def attention(self, config: ConfigFile, layer: int) -> Config | None:
-        """Return the config of a layer's attention; None for a layer without."""
-        if self.attends is not None and not self.attends(config, layer):
-            return None
-        return self.read(config, layer).config
 
     @property
     def whole(self) -> type[DecoderConfig] | type[EncoderDecoderConfig] | None:
         """Class of the config of its whole models; None if we have no such model."""
         if self.pair is not None:
             return EncoderDecoderConfig
-        return None if self.block is None else DecoderConfig
+        return None if self.decoder is None else DecoderConfig
 
 
 V = TypeVar("V")

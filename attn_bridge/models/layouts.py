@@ -15,13 +15,13 @@ from ..printable import printable, shell_word
 from ..weights import WeightsMismatchError
 from ..weights.placements import LayoutError, Placement, SettingError, Shape
 from ..weights.rows import Row
-from . import book_models, chapter3, fitting
+from . import chapter3, fitting
 from .derived import known
 from .family import Scoped
 from .layout import DecodedTensors, Encoded, Layout, Settings
-from .libraries import flax_transformers, gemma_linen, gguf, keras_hub, maxtext, tunix, vllm
+from .libraries import flax_transformers, gemma_linen, maxtext, vllm
 from .ours import OWN
-from .tables import table
+from .tables import KERAS, TABLES, TUNIX, table
 from .unknown_names import advice, strangers
 
 __all__ = [
@@ -39,27 +39,15 @@ __all__ = [
     "names",
 ]
 
-_TABLES = (
-    *("hf-gpt2", "nanogpt", "hf-bert", "hf-llama", "hf-mixtral", "hf-llama4", "hf-phi3", "hf-diffllama", "hf-gemma"),
-    *("hf-gemma4-moe", "hf-gemma4", "hf-gemma3n", "hf-gpt-oss", "hf-olmo", "hf-olmo2", "hf-deepseek"),
-    *("hf-cohere2-moe", "hf-qwen3-moe", "hf-qwen3-next", "hf-qwen3-5", "hf-mamba2", "hf-bamba", "hf-mamba"),
-    *("hf-jamba", "hf-lfm2", "hf-lfm2-moe", "hf-lfm3", "hf-granitemoehybrid", "hf-granitemoehybrid-dense"),
-    *("hf-falcon-h1", "hf-nemotron-h", "hf-mimo-v2-flash", "hf-minimax", "hf-modernbert-decoder", "hf-kimi-linear"),
-    *("hf-olmo-hybrid", "hf-bloom", "hf-bart", "hf-whisper", "hf-t5", "hf-umt5", "meta-llama", "openai-gpt-oss"),
-)
-"""Names of the files of `tables`."""
-
 _PACKAGED: dict[str, Layout] = {
     one.name: one
     for one in (
         *chapter3.LAYOUTS,
-        *map(table, _TABLES),
-        *book_models.LAYOUTS,
-        *gguf.LAYOUTS,
+        *map(table, TABLES),
         *flax_transformers.LAYOUTS,
-        *tunix.LAYOUTS,
+        *map(table, TUNIX),
         gemma_linen.LAYOUT,
-        *keras_hub.LAYOUTS,
+        *map(table, KERAS),
         maxtext.LAYOUT,
         vllm.LAYOUT,
         *known.LAYOUTS,

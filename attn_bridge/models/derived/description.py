@@ -17,7 +17,18 @@ from ..rows.files import row_of, table_of
 Value = bool | int | float | str | None
 Written = bool | int | float | str | list[Any] | dict[str, Any]
 
-_LISTS = ("prefixes", "pattern", "first", "last", "required", "libraries", "further_types", "scalings", "numbered")
+_LISTS = (
+    "prefixes",
+    "pattern",
+    "first",
+    "last",
+    "required",
+    "libraries",
+    "further_types",
+    "scalings",
+    "numbered",
+    "unset",
+)
 """Attributes of a description that are lists of names."""
 
 ALONE = "mlp"
@@ -40,6 +51,7 @@ class KeySource:
             takes the key as it is.
         share: where the key is null, the value is the width of the model divided by the number under this key; ""
             takes the key as it is.
+        otherwise: key that is read where the key is null; "" reads null.
         less: key of a whole number that is subtracted from the one under the key; "" subtracts nothing.
         plus: whole number that is added to the one under the key.
         per: key of a number, such as the width of the model, whose `per_power` divides the one under the key;
@@ -53,6 +65,7 @@ class KeySource:
     times: str = ""
     widths: int = 0
     share: str = ""
+    otherwise: str = ""
     less: str = ""
     plus: int = 0
     per: str = ""
@@ -102,7 +115,7 @@ class Description:
         first: kinds of the first layers, which go before the pattern.
         last: kinds of the last layers, likewise.
         fixed: key with an effect that no field of ours has -> its proven values.
-        unless: key of `fixed` -> other key -> its values that leave the former without effect.
+        unless: key of `fixed` or `fixed_mixer` -> other key -> its values that leave the former without effect.
         fixed_mixer: likewise, keys that matter only in recurrent layers.
         fixed_pattern: likewise, keys that matter only where a config has no ``layer_types``.
         same: key that is null or the same as another -> that one, such as the width of embeddings and of the model.
@@ -112,6 +125,7 @@ class Description:
         scalings: the types of scaled positions that `transformers` takes, of heads that share the width of the model;
             () takes all.
         numbered: keys of tokens whose numbers must not be null in a file, which are written as 0.
+        unset: keys that are written as null, of encoders with decoders.
         prepare: name of a function of `runs` that makes the usual keys of a file's; "" for none.
         even_heads: whether `transformers` has no model whose number of heads does not divide the width.
         renamed: key -> value in files -> the value that `transformers` reads it as.
@@ -141,6 +155,7 @@ class Description:
     further_types: tuple[str, ...] = ()
     scalings: tuple[str, ...] = ()
     numbered: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ()
     prepare: str = ""
     even_heads: bool = False
     renamed: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
@@ -258,9 +273,8 @@ def _source(source: KeySource) -> Written:
         return list(source.value)
     written: dict[str, object] = {"key": source.key} if source.key else {"value": source.value}
     written |= {"times": source.times} if source.times else {}
-    written |= {
-        name: getattr(source, name) for name in ("widths", "share", "less", "plus", "per") if getattr(source, name)
-    }
+    others = ("widths", "share", "otherwise", "less", "plus", "per")
+    written |= {name: getattr(source, name) for name in others if getattr(source, name)}
     written |= {"per_power": source.per_power} if source.per_power != 1.0 else {}
     return {**written, "power": source.power} if source.power != 1.0 else written
 

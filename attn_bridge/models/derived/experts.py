@@ -10,6 +10,7 @@ from ...printable import printable
 from ...specs.blocks.feed_forward import Activation, ClampedGate, FeedForwardConfig
 from ...specs.blocks.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ...specs.decoder_model import DecoderConfig
+from ...specs.rms_norm import RMSNormConfig
 from ..reading.model_config import ConfigFile
 
 Values = Mapping[str, Any]
@@ -18,6 +19,8 @@ Values = Mapping[str, Any]
 KINDS = ("dense", "sparse")
 """Kinds of feed-forward layers in a config: without experts, and with them."""
 
+
+_AVERAGE = "average"
 
 METHODS = ("greedy", "group_limited_greedy")
 """Values of DeepSeek V2's key of groups: without, and with them."""
@@ -64,15 +67,8 @@ def is_sparse(config: ConfigFile, layer: int, values: Values) -> bool:
     return is_inside and (layer + 1) % step == 0 and layer not in dense
 
 
-def is_sparse_there(config: ConfigFile, layer: int) -> bool:
-    """Return whether a block has experts by DeepSeek's keys, ``mlp_layer_types`` or else ``first_k_dense_replace``."""
-    kinds = config.get("mlp_layer_types")
-    values = {"first": config.integer("first_k_dense_replace", 0)} if kinds is None else {"types": kinds}
-    return is_sparse(config, layer, values)
-
-
 def read_experts(
-    width: int, activation: Activation, values: Values, router: Values, groups: Values
+    width: int, activation: Activation, values: Values, router: Values, groups: Values, norm: RMSNormConfig | None
 ) -> MixtureOfExpertsConfig:
     """Return the experts of a block.
 
@@ -80,10 +76,11 @@ def read_experts(
         width: of the model.
         activation: of every expert.
         values: ``num_experts``, ``top_k``, ``hidden_dim`` of an expert; ``shared``, the width of what every token goes
-            to (0 for nothing, where ``may_lack_shared``), with ``shared_bias`` and ``shared_gate``; ``bias`` of an
-            expert, and ``clamp_limit`` and ``clamp_alpha`` of a clipped gate.
-        router: arguments of `Router` other than groups.
+            to (0 for nothing, where ``may_lack_shared``), with ``shared_bias`` and ``shared_gate``; whether both are
+            averaged (``combined``); ``bias`` of an expert, and ``clamp_limit`` and ``clamp_alpha`` of a clipped gate.
+        router: arguments of `Router` other than groups; whether softmax is ``over_chosen`` experts alone.
         groups: arguments of `ExpertGroups`; empty for no groups.
+        norm: of the input of the router and of that of the experts, if they have separate norms (Gemma 4).
 
     Raises:
         ValueError: no shared layers in a family whose models all have them.
@@ -91,18 +88,22 @@ def read_experts(
     shared = values.get("shared", 0)
     if "shared" in values and not shared and not values.get("may_lack_shared"):
         raise ValueError(f"shared layers of width {shared} are not supported there, only of at least 1")
-    bias = bool(values.get("shared_bias"))
-    if router.get("scale", 1.0) is None:
-        router = {**router, "scale": 1.0}
-    router = {name: value for name, value in router.items() if name != "sum_eps" or router["normalise"]}
+    bias, share = bool(values.get("shared_bias")), 0.5 if shared and values.get("combined") == _AVERAGE else 1.0
+    scale = router.get("scale", share)
+    router = {**router, "scale": 1.0 if scale is None else scale}
+    if router.pop("over_chosen", False) and router["scores"] == "softmax":
+        router["normalise"] = True
+    if not router.get("normalise", True):
+        router.pop("sum_eps", None)
     clamp = ClampedGate(values["clamp_limit"], values["clamp_alpha"]) if "clamp_limit" in values else None
     return MixtureOfExpertsConfig(
         FeedForwardConfig(width, values["hidden_dim"], activation, bias=bool(values.get("bias")), clamp=clamp),
         values["num_experts"],
         values["top_k"],
-        Router(**router, groups=ExpertGroups(**groups) if groups else None),
-        shared=FeedForwardConfig(width, shared, activation, bias=bias) if shared else None,
+        Router(**router, groups=ExpertGroups(**groups) if groups else None, norm=norm),
+        shared=FeedForwardConfig(width, shared, activation, bias=bias, scales=(1.0, share)) if shared else None,
         shared_gate=bool(shared and values.get("shared_gate")),
+        norm=norm,
         weighs=values.get("weighs", "outputs"),
     )
 
@@ -118,10 +119,12 @@ def period(layers: Sequence[bool]) -> dict[str, int]:
 def written_parts(config: DecoderConfig) -> dict[str, object]:
     """Return part -> an object with a value per field, of feed-forward layers and experts."""
     layers = [block.feed_forward for block in config.blocks]
-    dense = next((one for one in layers if isinstance(one, FeedForwardConfig)), None)
+    beside = (one for block in config.blocks for one in (block.dense, block.feed_forward))
+    dense = next((one for one in beside if isinstance(one, FeedForwardConfig)), None)
     mixture = next((one for one in layers if isinstance(one, MixtureOfExpertsConfig)), None)
     sparse = [isinstance(one, MixtureOfExpertsConfig) for one in layers]
     kinds = types.SimpleNamespace(
+        switch=any(sparse),
         types=[KINDS[is_one] for is_one in sparse],
         listed=[layer for layer, is_one in enumerate(sparse) if is_one],
         dense=[layer for layer, is_one in enumerate(sparse) if not is_one],
@@ -144,6 +147,7 @@ def written_parts(config: DecoderConfig) -> dict[str, object]:
             clamp_alpha=getattr(mixture.expert.clamp, "alpha", None),
             shared=0 if shared is None else shared.hidden_dim,
             shared_bias=None if shared is None else shared.bias,
+            combined="sum" if mixture.router.scale == 1.0 else _AVERAGE,
         ),
         "router": mixture.router,
         "groups": types.SimpleNamespace(

@@ -11,31 +11,10 @@ from pathlib import Path
 from ...printable import printable
 from ..layout import Layout
 from ..reading import multimodal
-from ..tables import table
+from ..tables import TABLES, table
 from .description import Description, loads
 from .layout import layout_of
 from .reading import DerivedFamily, FamilyReader
-
-_SHARED = {
-    name: table(name)
-    for name in (
-        *("hf-llama", "hf-gemma", "hf-olmo", "hf-olmo2", "hf-phi3", "hf-mixtral", "hf-qwen3-moe", "hf-deepseek"),
-        *(
-            "hf-bloom",
-            "hf-gpt2",
-            "hf-gpt-oss",
-            "hf-qwen3-next",
-            "hf-qwen3-5",
-            "hf-olmo-hybrid",
-            "hf-mamba",
-            "hf-mamba2",
-        ),
-        *("hf-bamba", "hf-granitemoehybrid", "hf-jamba", "hf-lfm2", "hf-lfm2-moe"),
-        *("hf-kimi-linear", "hf-minimax", "hf-llama4", "hf-nemotron-h"),
-        *("hf-mimo-v2-flash", "hf-lfm3", "hf-modernbert-decoder", "hf-diffllama"),
-    )
-}
-"""Layouts that described families may use, and then are listed with."""
 
 FOLDER = "ATTN_BRIDGE_FAMILIES"
 """Environment variable: a folder of further families, as ``attn-bridge derive`` writes them."""
@@ -71,6 +50,9 @@ def candidates(name: str) -> tuple[Layout, ...]:
 
 
 DESCRIPTIONS = load()
+_SHARED = {name: table(name) for name in TABLES if name in {one.layout for one in DESCRIPTIONS if not one.rows}}
+"""Layouts that described families may use, and then are listed with."""
+
 _OWN = {one.layout: layout_of(one) for one in DESCRIPTIONS if one.rows}
 LAYOUTS = tuple(_OWN.values())
 """Layouts with a table in the file of a family."""

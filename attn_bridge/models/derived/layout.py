@@ -1,12 +1,20 @@
-"""The layout of a described family: its table of tensors."""
+"""The layout of a described family: its table of tensors, and what files have next to the parameters.
+
+That is copies, and buffers of older `transformers`. The derivation sees neither: `save_pretrained` of a current version
+writes parameters alone, once. The published files of GPT-Neo, GPT-J, Pythia and RoBERTa are older.
+"""
 
 from __future__ import annotations
 
-from ..layout import Layout
+import dataclasses
+from collections.abc import Iterator
+
+from ...weights.rows import Row
+from ..layout import HEAD, Layout
 from ..reading import multimodal
-from ..rows.common import TIE
-from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, QUANTISED, TOGETHER, TOWERS, decoder
-from .buffers import rows_of_buffers
+from ..rows.attention import FREQUENCIES
+from ..rows.common import TIE, is_counted, is_hugely_negative, is_mask_of_window, is_sinusoids, is_zero
+from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
 from .description import Description, KeySource
 
 _SETTINGS = {
@@ -68,3 +76,73 @@ def layout_of(description: Description) -> Layout:
         model_types=(multimodal.decoder_type(description.model_type),),
         parts=(*TOWERS, FURTHER_LAYER),
     )
+
+
+EMBEDDINGS = "tok_emb.weight"
+
+_MASK = "a causal mask or that of a window, which our modules compute"
+
+_OF_ATTENTION = (
+    Row("bias", reason=_MASK, check=is_mask_of_window),
+    Row("causal_mask", reason=_MASK, check=is_mask_of_window),
+    Row("masked_bias", reason="the number that masked scores are set to", check=is_hugely_negative),
+    FREQUENCIES,
+)
+"""Buffers of a layer, below the prefix of its attention."""
+
+_OF_EMBEDDINGS = (
+    Row("position_ids", reason="the numbers from 0 on", check=is_counted),
+    Row("token_type_ids", reason="zeros, the type of a token without another", check=is_zero),
+)
+"""Buffers next to a table of embeddings that has a module above it."""
+
+
+_SINUSOIDS = Row("embed_positions.weight", reason="angles of rotary positions, which are computed", check=is_sinusoids)
+"""A table next to the layers of RoFormer, which is frozen there."""
+
+
+def rows_of_buffers(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Return rows of the dropped tensors that files of a family may have, each checked against its reason.
+
+    Args:
+        rows: the family's rows of parameters, whose names none of them takes.
+    """
+    names = {row.theirs for row in rows}
+    return tuple(row for row in (*_copies(rows, names), *_older(rows), *_tables(rows)) if row.theirs not in names)
+
+
+def _copies(rows: tuple[Row, ...], names: set[str]) -> Iterator[Row]:
+    """Yield the second name that BERT's kind of head gives its bias: ``decoder.bias`` next to ``bias``.
+
+    A state_dict has both, a file of `save_pretrained` only the first.
+    """
+    for row in rows:
+        above = row.theirs.removesuffix("decoder.weight")
+        if row.ours == (HEAD,) and f"{above}bias" in names:
+            yield Row(f"{above}decoder.bias", reason=f"a copy of {above}bias", copy_of=f"{above}bias")
+
+
+def _older(rows: tuple[Row, ...]) -> Iterator[Row]:
+    """Yield the buffers below every prefix of attention, and below that of the embeddings."""
+    fronts = {
+        _above(row.theirs): kinds
+        for name, kinds in ((f"{OURS}att.W_query.weight", _OF_ATTENTION), (EMBEDDINGS, _OF_EMBEDDINGS))
+        for row in rows
+        if name in row.ours
+    }
+    for front, kinds in fronts.items():
+        for row in kinds if front else ():
+            yield dataclasses.replace(row, theirs=f"{front}{row.theirs}")
+
+
+def _tables(rows: tuple[Row, ...]) -> Iterator[Row]:
+    """Yield the table of sinusoids next to the layers of an encoder with BERT's names."""
+    query = next((row.theirs for row in rows if row.ours == (f"{OURS}att.W_query.weight",)), "")
+    if query.endswith("encoder.layer.{i}.attention.self.query.weight"):
+        yield dataclasses.replace(_SINUSOIDS, theirs=query.partition("layer.{i}.")[0] + _SINUSOIDS.theirs)
+
+
+def _above(name: str) -> str:
+    """Return what precedes the names of a parameter and of its module: "" if that is the model's prefix alone."""
+    front = ".".join(name.split(".")[:-2])
+    return f"{front}." if front else ""

@@ -50,7 +50,9 @@ def read(config: ConfigFile, layer: int, kind: str, keys: Keys, constants: Mappi
         layer: index of the layer, which the decay of lightning attention depends on.
         kind: of the layer, such as ``mamba2``.
         keys: field -> key. Further fields of Mamba and Mamba-2: ``expand``, the factor of the model's width that makes
-            the channels; ``width`` of all heads together, which takes precedence; ``limits`` of a step.
+            the channels; ``width`` of all heads together, which takes precedence; ``limits`` of a step;
+            ``projection_scales``, multiplied by ``input_scale``; ``out_bias``, which must be ``bias``; whether there is
+            a gated norm (``normalised``), and before the gate (``norm_first``).
         constants: field -> value whatever the config.
     """
     config_class = _KINDS[kind]
@@ -69,20 +71,24 @@ def write(config: DecoderConfig, kind: str, keys: Keys) -> WrittenKeys:
     Raises:
         ValueError: a width or a limit that the family has no key for.
     """
-    layers = (block.attention for block in config.blocks)
+    layers = (one for block in config.blocks for one in (block.attention, block.recurrent))
     layer = next((one for one in layers if isinstance(one, _KINDS[kind])), None)
-    return {} if layer is None else write_layer(layer, keys)
-
-
-def write_layer(layer: Recurrent, keys: Keys) -> WrittenKeys:
-    """Return the keys that `read` reads, of a layer."""
-    written = {key: getattr(layer, name) for name, key in keys.items() if name not in ("expand", "heads_of", "limits")}
+    if layer is None:
+        return {}
+    written = {key: getattr(layer, name) for name, key in keys.items() if hasattr(layer, name)}
     if "expand" in keys and "width" not in keys and isinstance(layer, MambaConfig | Mamba2Config):
         if layer.width % layer.d_in:
             raise ValueError(f"width of all heads ({layer.width}) must be a multiple of d_in ({layer.d_in}) there")
         written[keys["expand"]] = layer.width // layer.d_in
     if not isinstance(layer, Mamba2Config):
         return written
+    derived: WrittenKeys = {
+        "normalised": layer.norm_order != "none",
+        "norm_first": layer.norm_order == "norm_first",
+        "out_bias": layer.bias,
+        "projection_scales": list(layer.projection_scales),
+    }
+    written |= {keys[name]: value for name, value in derived.items() if name in keys}
     if "limits" not in keys and layer.max_step is not None:
         raise ValueError(f"max_step ({layer.max_step}) must be None there")
     if "limits" in keys and (layer.min_step != 0 or layer.max_step is not None):
@@ -106,7 +112,34 @@ def _read_mamba2(config: ConfigFile, layer: int, keys: Keys) -> WrittenKeys:
     head_dim = width // heads if config.get(keys["head_dim"]) == "auto" else config.integer(keys["head_dim"])
     if width != heads * head_dim:
         raise ValueError(f"{keys['num_heads']} * {keys['head_dim']} ({heads * head_dim}) must be {rule} ({width})")
-    return {"head_dim": head_dim, **_limits(config, keys)}
+    others = (_limits(config, keys), _read_projections(config, keys), _read_norm(config, keys))
+    return {"head_dim": head_dim, **{name: value for other in others for name, value in other.items()}}
+
+
+def _read_projections(config: ConfigFile, keys: Keys) -> WrittenKeys:
+    """Return the factors behind the projections, in a family that has them.
+
+    Raises:
+        ValueError: some projections have biases, others none.
+    """
+    if "out_bias" in keys and config.flag(keys["out_bias"]) != config.flag(keys["bias"]):
+        (bias, has_bias), (other, is_other) = ((keys[name], config.flag(keys[name])) for name in ("bias", "out_bias"))
+        raise ValueError(
+            f"{other} ({is_other}) of {config.model_type} must be {bias} ({has_bias}): "
+            "the projections of Mamba-2 have biases, or none has"
+        )
+    if "projection_scales" not in keys:
+        return {}
+    factor = config.positive(keys["input_scale"])
+    return {"projection_scales": tuple(factor * number for number in config.factors(keys["projection_scales"], 5))}
+
+
+def _read_norm(config: ConfigFile, keys: Keys) -> WrittenKeys:
+    """Return the place of the gated norm, where a family has a choice."""
+    if "normalised" not in keys:
+        return {}
+    order = "norm_first" if config.flag(keys["norm_first"]) else "gate_first"
+    return {"norm_order": order if config.flag(keys["normalised"]) else "none"}
 
 
 def _limits(config: ConfigFile, keys: Keys) -> WrittenKeys:

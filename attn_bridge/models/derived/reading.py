@@ -4,48 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ... import whole_files
 from ...masks import Mask, causal, chunked
+from ...specs.blocks.alternating_updates import AlternatingUpdatesConfig
 from ...specs.blocks.feed_forward import FeedForwardConfig
+from ...specs.blocks.layer_embeddings import LayerEmbeddingsConfig, LayerInputConfig
 from ...specs.blocks.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig, Recurrent
 from ...specs.differential_attention import DifferentialAttentionConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm, Temperature
-from ...specs.layer_norm import LayerNormConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
-from ...specs.position import Alibi, Rotary
+from ...specs.position import Alibi
 from ...specs.rms_norm import RMSNormConfig
 from ...specs.sparse_indexed_attention import SparseIndexedAttentionConfig
 from ..family import AttentionLayer, Family
 from ..layout import Layout
 from ..reading import multimodal
-from ..reading.decoders import KINDS, activation_of, is_rotated, mask_of
+from ..reading.decoders import KINDS, MAX_LAYERS, is_rotated, mask_of
 from ..reading.model_config import ConfigFile
-from ..reading.rotary import (
-    has_null_base,
-    read_nested_rotary,
-    read_proportional_rotary,
-    read_rotary,
-    read_rotary_by_kind,
-)
 from ..rows.attention import OPENAI, Table, interleaved_rotary
 from ..tables.layers import attention_of_layer
 from . import experts, latent, mixers, runs
 from .description import ALONE, Description, dumps
+from .fields import FieldReader, Options
 from .writing import (
-    ACTIVATED,
+    BOTH,
     CHUNKED,
+    DENSE_INTERVAL,
     FIRST_WITH_WINDOW,
     FROM_WINDOW,
     LATE,
-    OPTIONAL,
-    POSITIONS,
-    ROTARY,
-    SCALING,
     UNROTATED,
     Attention,
     FamilyWriter,
@@ -71,7 +63,7 @@ class DerivedFamily(Family):
         whole_files.write(whole_files.checked(Path(path)), dumps(self.description))
 
 
-class FamilyReader:
+class FamilyReader(FieldReader):
     """Reads the configs of a described family, and writes them.
 
     Args:
@@ -80,7 +72,8 @@ class FamilyReader:
     """
 
     def __init__(self, description: Description, layout: Layout):
-        self.description, self.layout = description, layout
+        super().__init__(description)
+        self.layout = layout
 
     def family(self) -> DerivedFamily:
         """Return the family, as the tables of families hold it."""
@@ -91,11 +84,9 @@ class FamilyReader:
             description.defaults,
             aliases=description.aliases,
             keys=description.keys,
-            block=self.block,
-            model=self.model,
+            decoder=self.decoder,
             write=self.write,
             architecture=description.architecture,
-            attends=self.attends if description.is_mixed else None,
             prepare=runs.PREPARE[description.prepare] if description.prepare else None,
             layout=self.layout,
             description=description,
@@ -122,10 +113,17 @@ class FamilyReader:
         width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         fields, options = self.description.fields, self.part(config, "attention")
         scaled, by_layer = options.pop("scaled", True), options.pop("scaled_by_layer", False)
+        key_scale = options.pop("key_scale", 1.0)
         if options.pop("shares_width", False):  # transformers makes positions of that width, and heads of this one
             config.refuse("head_dim", None, width // heads)
         if not options.get("gate", True):
             options.pop("gate_scope", None)
+        if options.pop("heads_by_kind", False):
+            options |= runs.read_heads(config, self._kinds(config), layer)
+        if self._lender(config, layer) is not None:
+            options |= {"shared": True, "value_norm": None, "key_is_value": False}
+        elif options.get("key_is_value"):
+            options["key_is_value"] = kind == KINDS[False]
         if options.pop("last_out_bias", False):
             options["out_bias"] = layer == config.integer("num_hidden_layers") - 1
         if "window" in self.description.parts and kind == KINDS[True]:  # MiMo-V2-Flash has twice the heads there
@@ -135,9 +133,9 @@ class FamilyReader:
         if "layers.heads" in fields:
             heads = runs.read_number(config, fields["layers.heads"].key, layer, heads)
         head_dim = options.get("head_dim") or _shared_width(config)
-        if not scaled or by_layer:
-            options["scale"] = (head_dim**-0.5 if scaled else 1.0) / (layer + 1 if by_layer else 1)
-        position = self._position(config, kind, head_dim) if turns else None
+        if not scaled or by_layer or key_scale != 1.0:
+            options["scale"] = key_scale * (head_dim**-0.5 if scaled else 1.0) / (layer + 1 if by_layer else 1)
+        position = self._position(config, self._turned_as(config, layer, kind), head_dim) if turns else None
         if "differential" in self.description.parts:
             start = DifferentialAttentionConfig.lambda_of_layer(layer)
             options |= {**self.part(config, "differential"), "lambda_init": start, "position": position}
@@ -162,25 +160,17 @@ class FamilyReader:
             return mask_of(config, layer, kind)
         return mask_of(config, layer, KINDS[config.integer_or_none("sliding_window") is not None])
 
-    def _is_on(self, config: ConfigFile, part: str) -> bool:
-        """Return whether a key, if the family has one, leaves a part switched on."""
-        switch = f"{part}.switch"
-        return switch not in self.description.fields or bool(self.value(config, switch))
-
     @property
     def _rule(self) -> str:
         return str(self.description.fields["layers.rule"].value)
 
     def _mixer(self, config: ConfigFile, layer: int) -> AttentionLayer:
         """Return a recurrent layer."""
-        for key, accepted in self.description.fixed_mixer.items():
-            config.refuse(key, *accepted)
-        spec = mixers.read(config, layer, *self.description.mixer)
-        return attention_of_layer(self.layout, config, layer, spec)
+        return attention_of_layer(self.layout, config, layer, self._recurrent(config, layer))
 
-    def attends(self, config: ConfigFile, layer: int) -> bool:
-        """Return whether a layer has attention or is recurrent; other layers of Nemotron-H are feed-forward alone."""
-        return self.kind(config, layer) != ALONE
+    def _recurrent(self, config: ConfigFile, layer: int) -> Recurrent:
+        self._refuse_others(config, self.description.fixed_mixer)
+        return mixers.read(config, layer, *self.description.mixer)
 
     def _layer(self, config: ConfigFile, layer: int, spec: Attention) -> AttentionLayer:
         """Return a layer, whose sizes are those of its attention: what files call them differs between families."""
@@ -207,13 +197,29 @@ class FamilyReader:
             spec = SparseIndexedAttentionConfig.of(spec, latent.read_indexer(config, indexer))
         return self._layer(config, layer, spec)
 
-    def block(self, config: ConfigFile, layer: int, attention: Any) -> DecoderBlockConfig:
-        """Return a block around the attention."""
+    def decoder(self, config: ConfigFile) -> DecoderConfig:
+        """Return a whole decoder."""
+        layers = config.integer("num_hidden_layers")
+        if layers > MAX_LAYERS:
+            raise ValueError(f"num_hidden_layers ({layers}) of {config.model_type} must be at most {MAX_LAYERS}")
+        return DecoderConfig(
+            vocab_size=config.integer("vocab_size"),
+            emb_dim=config.integer("hidden_size"),
+            blocks=tuple(self._block(config, layer) for layer in range(layers)),
+            **self._model(config),
+        )
+
+    def _block(self, config: ConfigFile, layer: int) -> DecoderBlockConfig:
+        has_attention = not self.description.is_mixed or self.kind(config, layer) != ALONE
+        attention: Any = self.attention(config, layer).config if has_attention else None
         is_alone = attention is not None and self.description.is_mixed
         layers = None if is_alone else self._feed_forward(config, layer)
-        options = self.part(config, "block")
+        options = {**self.part(config, "block"), **self._additions(config, layer, layers)}
         if isinstance(attention, Recurrent):
             options |= self.part(config, "mixer_block")
+        if self._rule == BOTH:
+            options["recurrent"] = self._recurrent(config, layer)
+            options["mixer_scales"] = (options.pop("attention_scale"), options.pop("recurrent_scale"))
         options |= {} if layer else self.part(config, "first_block")
         if "mixer_scale" in options and options.pop("mixer_scale") != options["residual_scale"]:
             keys = (self.description.fields[f"{part}.mixer_scale"].key for part in ("block", "mixer_block"))
@@ -224,18 +230,84 @@ class FamilyReader:
             options["norms"] = "pre_and_last"
         return DecoderBlockConfig(attention, layers, self._norm(config), **options)
 
+    def _additions(self, config: ConfigFile, layer: int, layers: object) -> Options:
+        """Return what blocks of Gemma 3n and 4 have in addition."""
+        parts, width = self.description.parts, config.integer("hidden_size")
+        options: Options = {"keys_of": self._lender(config, layer)}
+        if "updates" in parts:
+            options["updates"] = AlternatingUpdatesConfig(width, **self.part(config, "updates"))
+        embeddings = self._layer_embeddings(config)
+        if embeddings is not None:
+            activation = self.value(config, "feed_forward.activation")
+            options["layer_input"] = LayerInputConfig(embeddings.dim, activation)
+        if isinstance(layers, MixtureOfExpertsConfig) and "experts.beside" in self.description.fields:
+            options["dense"] = FeedForwardConfig(width, **self._widths(config, layer))
+        return options
+
+    def _layer_embeddings(self, config: ConfigFile) -> LayerEmbeddingsConfig | None:
+        """Return the per-layer embeddings; None of a model without.
+
+        Raises:
+            ValueError: tokens without a row, in a family whose models need them all.
+        """
+        values = self.part(config, "layer_embeddings")
+        if not values:
+            return None
+        width, rows = (self.description.fields[f"layer_embeddings.{name}"].key for name in ("width", "rows"))
+        if not config.integer(width, 0 if "may_lack" in values else 1):
+            return None
+        vocab = config.integer("vocab_size")
+        if "covers" in values and values["rows"] < vocab:
+            raise ValueError(
+                f"{rows} ({values['rows']}) of {config.model_type} must be at least vocab_size ({vocab}): "
+                "transformers fails at other tokens"
+            )
+        sizes = (values["rows"], config.integer("hidden_size"), values["width"], config.integer("num_hidden_layers"))
+        return LayerEmbeddingsConfig(*sizes, values["eps"])
+
+    def _lender(self, config: ConfigFile, layer: int) -> int | None:
+        """Return the earlier layer whose keys and values a layer reads; None for a layer that projects them."""
+        source = self.description.fields.get("layers.shared")
+        return None if source is None else runs.read_lender(config, source.key, self._kinds(config), layer)
+
+    def _kinds(self, config: ConfigFile) -> list[str]:
+        """Return the kind of every layer.
+
+        Raises:
+            ValueError: ``layer_types`` has more or fewer entries than there are layers.
+        """
+        layers, types = config.integer("num_hidden_layers"), config.get("layer_types")
+        if isinstance(types, Sequence) and len(types) != layers:
+            raise ValueError(f"layer_types of {config.model_type} has {len(types)} entries for {layers} layers")
+        return [self.kind(config, layer) for layer in range(layers)]
+
     def _feed_forward(self, config: ConfigFile, layer: int) -> FeedForwardConfig | MixtureOfExpertsConfig | None:
         """Return the feed-forward layers of a block, or its experts; None in a family without."""
         if "feed_forward" not in self.description.parts:
             return None
-        width, options = config.integer("hidden_size"), self.part(config, "feed_forward")
-        if options.pop("is_adjusted", False):
-            options["hidden_dim"] = runs.adjusted_width(config, options["hidden_dim"])
+        width, options = config.integer("hidden_size"), self._widths(config, layer)
         if not self._may_have_experts or not self._is_sparse(config, layer):
             return FeedForwardConfig(width, **options)
         values = self.part(config, "experts")
         router, groups = self.part(config, "router"), self._groups(config)
-        return experts.read_experts(width, options["activation"], values, router, groups)
+        norm = RMSNormConfig(width, self._norm(config).eps) if values.get("normed") else None
+        return experts.read_experts(width, options["activation"], values, router, groups, norm)
+
+    def _widths(self, config: ConfigFile, layer: int) -> Options:
+        """Return the arguments of the feed-forward layers of a block."""
+        sparsity = self.description.fields.get("feed_forward.sparsity")
+        source = self.description.fields.get("feed_forward.hidden_dim")
+        if sparsity is not None and source is not None and isinstance(config.get(source.key), Sequence):
+            width = runs.read_of_layer(config, source.key, layer)
+            config = config.with_given({**config.given, source.key: width})
+        options = self.part(config, "feed_forward")
+        if sparsity is not None:
+            options["sparsity"] = runs.read_sparsity(config, sparsity.key, layer)
+        if options.pop("is_adjusted", False):
+            options["hidden_dim"] = runs.adjusted_width(config, options["hidden_dim"])
+        if options.pop("doubles", False) and self._lender(config, layer) is not None:
+            options["hidden_dim"] *= 2
+        return options
 
     @property
     def _may_have_experts(self) -> bool:
@@ -244,6 +316,8 @@ class FamilyReader:
     def _is_sparse(self, config: ConfigFile, layer: int) -> bool:
         """Return whether a block has experts."""
         values = self.part(config, "sparse")
+        if not self._is_on(config, "sparse"):
+            return False
         if "interval" in values:
             values["recurs"] = self._recurs(config, layer, "sparse")
         return experts.is_sparse(config, layer, values)
@@ -262,7 +336,7 @@ class FamilyReader:
             raise ValueError(f"{offset} ({first}) must be less than {interval} ({period})")
         return bool(layer % period == first)
 
-    def _groups(self, config: ConfigFile) -> dict[str, Any]:
+    def _groups(self, config: ConfigFile) -> Options:
         """Return the arguments of `ExpertGroups`; none where a key switches groups off."""
         method = self.description.fields.get("groups.method")
         if method is not None:
@@ -274,7 +348,7 @@ class FamilyReader:
             return {}
         return {name: value for name, value in values.items() if name != "method"}
 
-    def model(self, config: ConfigFile) -> dict[str, Any]:
+    def _model(self, config: ConfigFile) -> Options:
         """Return the arguments of a model other than blocks, vocabulary and width."""
         self._refuse(config)  # again: no layer may have attention
         if (
@@ -291,7 +365,7 @@ class FamilyReader:
             if name in options:
                 width = options.get({"embedding_norm": "embedding_width", "head_norm": "head_width"}.get(name, ""))
                 options[name] = self._norm(config, f"last_{name}", width) if options[name] else None
-        return options
+        return {**options, "layer_embeddings": self._layer_embeddings(config)}
 
     def kind(self, config: ConfigFile, layer: int) -> str:
         """Return the kind of a layer: with a window, or without.
@@ -299,9 +373,12 @@ class FamilyReader:
         The field ``layers.rule`` selects the source: "window", the width; "window or types" and "types or window",
         ``layer_types``, or else the width; "types or late window", likewise, from the layer ``max_window_layers`` on;
         "types or unrotated window", likewise, in layers without rotary positions; "types", ``layer_types``, or else the
-        pattern; with the field ``layers.interval``, or else the last layer of each interval has no window.
+        pattern; with the field ``layers.interval``, or else the last layer of each interval has no window; layers in
+        front of all experts may have another interval. "both" has attention and a recurrent layer in each.
         """
         rule, kinds = self._rule, self.description.kinds
+        if "layers.ends_full" in self.description.fields and layer == config.integer("num_hidden_layers") - 1:
+            return KINDS[False]
         is_off = "layers.switch" in self.description.fields and not self.value(config, "layers.switch")
         if is_off and rule == "window":
             return KINDS[False]
@@ -309,7 +386,7 @@ class FamilyReader:
             return KINDS[config.integer_or_none("sliding_window") is not None]
         if rule in FROM_WINDOW:
             return config.layer_type(layer, KINDS[config.integer_or_none("sliding_window") is not None])
-        if rule in ("full", "mixer"):
+        if rule in ("full", "mixer", BOTH):
             return kinds[rule == "mixer"]
         if rule == "listed":
             return kinds[layer not in (self.value(config, "layers.listed") or ())]
@@ -329,7 +406,13 @@ class FamilyReader:
             usual = KINDS[not is_off and config.get("sliding_window") is not None and not self._turns(config, layer)]
         elif "layers.interval" in self.description.fields:
             begins = "layers.begins" in self.description.fields
-            usual = kinds[bool((layer + (not begins)) % self.value(config, "layers.interval"))]
+            number, interval = layer, self.value(config, "layers.interval")
+            if DENSE_INTERVAL in self.description.fields:
+                dense = max(0, self.value(config, "sparse.first"))
+                number -= dense
+                if number < 0:
+                    number, interval = layer, self.value(config, DENSE_INTERVAL)
+            usual = kinds[bool((number + (not begins)) % interval)]
         elif "layers.published" in self.description.fields:
             usual = runs.read_published_kind(config, layer)
         elif "layers.listed" in self.description.fields:
@@ -350,126 +433,20 @@ class FamilyReader:
                 raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, which must be {only}")
         return kind
 
-    def part(self, config: ConfigFile, part: str) -> dict[str, Any]:
-        """Return field -> value of a part of our configs, such as ``attention``, without the key that switches it."""
-        start = f"{part}."
-        return {
-            field.removeprefix(start): self.value(config, field)
-            for field in self.description.fields
-            if field.startswith(start) and field != f"{start}switch"
-        }
-
-    def value(self, config: ConfigFile, field: str) -> Any:
-        """Return the value of a field."""
-        source = self.description.fields[field]
-        if not source.key:
-            return source.value
-        name = field.partition(".")[2]
-        if source.key.startswith(ROTARY) and config.mapping("rope_scaling"):  # which goes before, as in read_rotary
-            source = dataclasses.replace(source, key=source.key.replace(ROTARY, SCALING))
-        renamed = self.description.renamed.get(source.key, {})
-        word = config.get(source.key)
-        if isinstance(word, str) and word in renamed:
-            keys = {**config.given, source.key: renamed[word]}
-            config = config.with_given(keys)
-        read = _READ.get(name)
-        if source.times:
-            return config.integer(source.key, 0) * config.integer(source.times, 0)
-        if source.widths and (source.key == "hidden_size" or config.get(source.key) is None):
-            return config.integer("hidden_size") * source.widths
-        if source.share and config.get(source.key) is None:
-            return config.integer("hidden_size") // config.integer(source.share)
-        if source.less or source.plus:
-            return config.integer(source.key, 0) - (config.integer(source.less, 0) if source.less else 0) + source.plus
-        if read is not None:
-            return read(config, source.key)
-        may_lack = name in OPTIONAL and source.power == 1.0
-        number = config.number_or_none(source.key) if may_lack else config.positive(source.key)
-        if number is None or not source.per:
-            return None if number is None else number**source.power
-        return number**source.power / config.positive(source.per) ** source.per_power
-
-    def _refuse(self, config: ConfigFile) -> None:
-        for key, accepted in self.description.fixed.items():
-            without_effect = self.description.unless.get(key, {})
-            has_effect = not any(config.get(other) in values for other, values in without_effect.items())
-            if has_effect or not isinstance(config.get(key), bool):
-                config.refuse(key, *accepted)
-        for key, other in self.description.same.items():
-            config.refuse(key, None, config.get(other))
-        for key in self.description.required:
-            if config.get(key) is None:
-                raise ValueError(f"{key} (null) of {config.model_type} is not supported, only a value")
-
-    def _norm(self, config: ConfigFile, own: str = "", width: int | None = None) -> RMSNormConfig | LayerNormConfig:
-        options = self.part(config, "norm") | self.part(config, own)
-        kind = RMSNormConfig if options.pop("kind") == "rms" else LayerNormConfig
-        return kind(config.integer("hidden_size") if width is None else width, **options)
-
-    def _position(self, config: ConfigFile, kind: str, width: int) -> Rotary | Alibi | None:
-        options = self.part(config, "position")
-        if not options or kind not in options.pop("kinds"):
-            return None
-        if options.pop("method", None) != options.pop("only", None):
-            return None
-        if options.pop("may_lack", False) and has_null_base(config):
-            return None
-        if "part" in options:
-            config = config.with_given({**config.given, "partial_rotary_factor": options.pop("part")})
-        if "alibi" in options:
-            return Alibi()
-        if "dim" in options:
-            return Rotary(options["theta"], options["dim"], options.get("pairing", "half"))
-        if options.pop("fixed", False):  # the class reads no key of rotary positions
-            return Rotary(options["theta"], width, options.get("pairing", "half"))
-        if options.pop("proportional", False):
-            return read_proportional_rotary(config, width, kind)
-        if options.pop("nested", False):
-            return read_nested_rotary(config, width, kind, **options)
-        if options.pop("by_kind", False):
-            return read_rotary_by_kind(config, width, kind, **options)
-        usual = self.description.defaults.get(POSITIONS)
-        if usual and config.get(POSITIONS) is None:  # null stands for the default, too
-            config = config.with_given({**config.given, POSITIONS: usual})
-        return read_rotary(config, width, kind, renamed=self.description.renamed.get("rope_type"), **options)
-
     def _turns(self, config: ConfigFile, layer: int) -> bool:
         """Return whether a layer has rotary positions, in families that switch them by layer."""
         return "layers.rotated" not in self.description.fields or is_rotated(config, layer)
+
+    def _turned_as(self, config: ConfigFile, layer: int, kind: str) -> str:
+        """Return the kind whose positions a layer has: Cohere's dense layers may have those of a window without it."""
+        is_forced = DENSE_INTERVAL in self.description.fields and self.value(config, DENSE_INTERVAL) == 1
+        return KINDS[True] if is_forced and not self._is_sparse(config, layer) else kind
 
     # ---- tensors
 
     def write(self, config: DecoderConfig, model_type: str) -> dict[str, object]:
         """Return the keys of a config, as `FamilyWriter` writes them."""
         return FamilyWriter(self.description).write(config)
-
-
-_SWITCHES = (
-    *("switch", "scale_switch", "scaled", "scaled_by_layer", "is_adjusted"),
-    *("correction", "gate", "head_bias", "head_linear_bias"),
-)
-_FLAGS = (*_SWITCHES, "qkv_bias", "key_bias", "out_bias", "bias", "tie", "normalise", "shared_bias")
-_COUNTS = ("shared", "first", "last", "step")
-_READ: dict[str, Callable[[ConfigFile, str], object]] = {
-    **dict.fromkeys(_FLAGS, ConfigFile.flag),
-    **dict.fromkeys(("hidden_dim", "num_experts", "top_k", "number", "chosen", "num_heads"), ConfigFile.integer),
-    **dict.fromkeys(("num_positions", "num_token_types", "dim"), ConfigFile.integer),
-    **dict.fromkeys(("embedding_width", "head_width"), ConfigFile.integer),
-    **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
-    **dict.fromkeys(("types", "dense", "method", "listed"), ConfigFile.get),
-    "norms": lambda config, key: "sandwich" if config.flag(key) else "pre",
-    "rate": ConfigFile.number,
-    "value_scale": lambda config, key: 1.0 if config.get(key) is None else config.positive(key),
-    "dropout": lambda config, key: config.number_or_none(key) or 0.0,
-    "interval": ConfigFile.integer,
-    **dict.fromkeys(("offset", "count"), lambda config, key: config.integer(key, 0)),
-    "head_dim": ConfigFile.integer_or_none,
-    **dict.fromkeys(("num_kv_heads", "query_dim"), ConfigFile.integer_or_none),
-    **dict.fromkeys(("latent_dim", "nope_dim", "rope_dim", "value_dim"), ConfigFile.integer),
-    "position_offset": lambda config, key: config.integer(key, 0),
-    "pairing": lambda config, key: "interleaved" if config.flag(key) else "half",
-    **dict.fromkeys(ACTIVATED, lambda config, key: activation_of(config, key)),
-}
 
 
 def _shared_width(config: ConfigFile) -> int:

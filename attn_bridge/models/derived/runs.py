@@ -1,12 +1,13 @@
-"""Keys of few families: lists of kinds and numbers of layers, widths, functions from a file's keys to usual keys."""
+"""Keys of few families: kinds, numbers and sizes of layers, shared keys, functions from a file's keys to usual keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from ...printable import printable
+from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ..reading.decoders import KINDS
-from ..reading.model_config import ConfigFile
+from ..reading.model_config import ConfigFile, as_number
 from ..reading.rotary import rope_type
 
 KEY = "attention_types"
@@ -14,6 +15,9 @@ KEY = "attention_types"
 
 EACH = "attention_layers"
 """Key of the name of every layer, which `transformers` makes of the runs, writes, and prefers where a file has it."""
+
+PER_LAYER = "per_layer_config"
+"""Key of the values of single layers, by their index."""
 
 _NAMES = {"global": KINDS[False], "local": KINDS[True]}
 
@@ -94,6 +98,89 @@ def adjusted_width(config: ConfigFile, width: int) -> int:
         return width
     multiple = config.integer("block_multiple_of")
     return -(-int(config.positive("block_ffn_dim_multiplier") * width) // multiple) * multiple
+
+
+def read_of_layer(config: ConfigFile, key: str, layer: int) -> object:
+    """Return a layer's value of a key that has one per layer.
+
+    Raises:
+        ValueError: it has another number of values.
+    """
+    values, layers = config.get(key), config.integer("num_hidden_layers")
+    if not isinstance(values, Sequence) or len(values) != layers:
+        raise ValueError(f"{key} of {config.model_type} must be a list of {layers} values, one per layer")
+    return values[layer]
+
+
+def read_sparsity(config: ConfigFile, key: str, layer: int) -> float:
+    """Return the share of a gate that becomes 0 in a layer of Gemma 3n: of many layers, most in the first ten."""
+    if config.get(key) is None:
+        return 0.95 if config.integer("num_hidden_layers") > 10 and layer < 10 else 0.0
+    return max(0.0, as_number(f"{key} of {config.model_type}", read_of_layer(config, key, layer)))
+
+
+def read_lender(config: ConfigFile, key: str, kinds: Sequence[str], layer: int) -> int | None:
+    """Return the earlier layer whose keys and values a layer reads; None for a layer that projects them.
+
+    Args:
+        config: the model's.
+        key: of the number of layers, the last ones, that read those of others.
+        kinds: kind of every layer.
+        layer: index of the layer.
+
+    Raises:
+        ValueError: no layer of its kind projects keys.
+    """
+    first = len(kinds) - config.integer(key, 0)
+    if layer < first:
+        return None
+    lenders = [number for number in range(max(first, 0)) if kinds[number] == kinds[layer]]
+    if not lenders:
+        raise ValueError(
+            f"{key} ({config.get(key)}) of {config.model_type} leaves no layer of type {kinds[layer]} with keys"
+        )
+    return lenders[-1]
+
+
+def read_heads(config: ConfigFile, kinds: Sequence[str], layer: int) -> dict[str, int]:
+    """Return the width of a head and the number of key heads of a layer, which may depend on its kind (Gemma 4).
+
+    `transformers` 5.23 writes both in ``per_layer_config``; older files have further keys for full attention.
+
+    Raises:
+        ValueError: layers of one kind differ, or a layer differs in another value.
+    """
+    if PER_LAYER not in config:
+        head_dim, heads = config.integer("head_dim"), config.integer("num_key_value_heads")
+        if kinds[layer] == KINDS[False]:
+            head_dim = config.integer("global_head_dim")
+            if config.flag("attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
+                heads = config.integer("num_global_key_value_heads")
+        return {"head_dim": head_dim, "num_kv_heads": heads}
+    sizes = [_own_heads(config, number) for number in range(len(kinds))]
+    for number, kind in enumerate(kinds):
+        if kind == kinds[layer] and sizes[number] != sizes[layer]:
+            raise ValueError(
+                f"{PER_LAYER} of {config.model_type} must be the same for all layers of type {kind}, but layers "
+                f"{min(number, layer)} and {max(number, layer)} differ"
+            )
+    return sizes[layer]
+
+
+def _own_heads(config: ConfigFile, layer: int) -> dict[str, int]:
+    # JSON has no integers as keys, but a config in memory may.
+    values = {str(key): value for key, value in config.mapping(PER_LAYER).items()}.get(str(layer)) or {}
+    unknown = [key for key in values if key not in ("head_dim", "num_key_value_heads")]
+    if unknown:
+        raise ValueError(f"{PER_LAYER} of {config.model_type} must not change {unknown[0]}")
+    own = config.with_given({**config.given, **values})
+    return {"head_dim": own.integer("head_dim"), "num_kv_heads": own.integer("num_key_value_heads")}
+
+
+def write_heads(attentions: Sequence[GroupedQueryAttentionConfig]) -> dict[str, object]:
+    """Return the keys that `read_heads` reads: heads of the first layer, and of those that differ from it."""
+    sizes = [{"head_dim": one.head_dim, "num_key_value_heads": one.num_kv_heads} for one in attentions]
+    return {**sizes[0], PER_LAYER: {str(number): own for number, own in enumerate(sizes) if own != sizes[0]}}
 
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}

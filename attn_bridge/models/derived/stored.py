@@ -45,13 +45,12 @@ def read_family(path: Path) -> DerivedFamily:
     description = loads(text, printable(str(path), 400))
     try:
         family = family_of(description)
-        assert family.block is not None, "families of data are whole decoders"
+        assert family.decoder is not None, "families of data are whole decoders"
         assert family.write is not None, "families of data are whole decoders"
         return dataclasses.replace(
             family,
             read=_guarded(family.read, path),
-            block=_guarded(family.block, path),
-            model=_guarded(family.model, path),
+            decoder=_guarded(family.decoder, path),
             write=_guarded(family.write, path),
         )
     except (TypeError, ValueError, KeyError, AttributeError) as error:

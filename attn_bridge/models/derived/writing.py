@@ -7,19 +7,21 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from ...masks import causal
-from ...specs.blocks.feed_forward import Activation
+from ...specs.blocks.feed_forward import Activation, FeedForwardConfig
 from ...specs.decoder_model import DecoderConfig, Recurrent
 from ...specs.differential_attention import DifferentialAttentionConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
+from ...specs.rms_norm import RMSNormConfig
 from ..reading import multimodal
 from ..reading.decoders import (
     ACTIVATIONS,
     KINDS,
     NAMES,
     attention_of,
-    check_even_heads,
+    inverse,
     rotary_by_kind,
+    window_of,
     write_heads,
     write_sizes,
     write_windows,
@@ -34,6 +36,12 @@ Attention: TypeAlias = GroupedQueryAttentionConfig | MultiHeadLatentAttentionCon
 
 FROM_WINDOW = ("window or types", "types or window")
 LATE, UNROTATED, CHUNKED = "types or late window", "types or unrotated window", "rotated chunk"
+BOTH = "both"
+"""Rule of layers with attention and a recurrent layer next to each other (Falcon-H1)."""
+
+DENSE_INTERVAL = "layers.dense_interval"
+"""Field of the interval of kinds in the layers in front of all experts; 1 gives them positions as well (Cohere 2)."""
+
 _OF_WIDTH = ("window", "window or types")
 """Rules of layers' kinds of which a config is written with the width of the window alone."""
 
@@ -51,7 +59,7 @@ ROTARY, SCALING = f"{POSITIONS}.", "rope_scaling."
 ACTIVATED = ("activation", "head_activation")
 """Fields that hold activations."""
 
-OPTIONAL = ("scale", "softcap", "logit_softcap", "clip", "query_dim")
+OPTIONAL = ("scale", "softcap", "logit_softcap", "clip", "query_dim", "rms_eps")
 """Fields of numbers that may be null."""
 
 
@@ -68,8 +76,10 @@ class FamilyWriter:
     def write(self, config: DecoderConfig) -> dict[str, object]:
         """Return the keys of a config; a value that no key holds is left out, and found when they are read again."""
         attention, heads, width = self._write_attention(config)
-        if self.description.even_heads and attention is not None:
-            check_even_heads(config, attention.num_heads)
+        if self.description.even_heads and attention is not None and config.emb_dim % attention.num_heads:
+            raise ValueError(
+                f"emb_dim ({config.emb_dim}) must be a multiple of num_heads ({attention.num_heads}) there"
+            )
         first = config.blocks[0]
         is_full = [not isinstance(one.attention, Recurrent) for one in config.blocks]
         qk_norm, temperature, position = (_first(config, name) for name in ("qk_norm", "temperature", "position"))
@@ -80,11 +90,21 @@ class FamilyWriter:
             "temperature": temperature,
             "position": position,
             "indexer": getattr(attention, "indexer", None),
-            "norm": first.norm,
+            "norm": types.SimpleNamespace(
+                **vars(first.norm), rms_eps=first.norm.eps if isinstance(first.norm, RMSNormConfig) else None
+            ),
             "last_norm": config.norm,
-            "block": first,
+            "block": types.SimpleNamespace(
+                **vars(first), attention_scale=first.mixer_scales[0], recurrent_scale=first.mixer_scales[1]
+            ),
             "model": config,
+            "updates": config.updates,
+            "layer_embeddings": types.SimpleNamespace(
+                width=getattr(config.layer_embeddings, "dim", 0),
+                rows=getattr(config.layer_embeddings, "vocab_size", None),
+            ),
             "layers": types.SimpleNamespace(
+                shared=sum(block.keys_of is not None for block in config.blocks),
                 heads=[getattr(one.attention, "num_heads", 0) for one in config.blocks],
                 rotated=[int(getattr(one.attention, "position", None) is not None) for one in config.blocks],
                 listed=[layer for layer, is_one in enumerate(is_full) if is_one],
@@ -122,6 +142,8 @@ class FamilyWriter:
             scales = [getattr(one.attention, "scale", None) for one in config.blocks]
             written[self.description.fields["attention.scaled"].key] = width == 1 or scales[0] != 1.0
             written[self.description.fields["attention.scaled_by_layer"].key] = len(set(scales)) > 1
+        if "attention.key_scale" in self.description.fields:
+            written[self.description.fields["attention.key_scale"].key] = _key_scale(attention, width)
         if "model.scale_switch" in self.description.fields:
             written[self.description.fields["model.scale_switch"].key] = config.embedding_scale != 1.0
         for field, key in (("head_dim", "head_dim"), ("num_kv_heads", "num_key_value_heads")):
@@ -141,13 +163,18 @@ class FamilyWriter:
             elif name in ACTIVATED and source.key and value is not None:
                 written[source.key] = self._activation_name(source.key, value)
             elif source.per and value is not None:
-                written[source.key] = source.product(value, written[source.per] ** source.per_power)
+                number = source.product(value, written[source.per] ** source.per_power)
+                written[source.key] = self._whole(source.key, number)
             elif source.key not in ("", "hidden_size") and (value is not None or (name in OPTIONAL and part in filled)):
                 written[source.key] = self._whole(source.key, _written(name, value, source))
         if isinstance(attention, GroupedQueryAttentionConfig) and "window" in self.description.parts:
             written |= self._write_widths(attention)
+        if "layers.shared" in self.description.fields:
+            written |= self._write_by_layer(config)
         if "feed_forward.is_adjusted" in self.description.fields:
             written[self.description.fields["feed_forward.is_adjusted"].key] = False
+        if DENSE_INTERVAL in self.description.fields:
+            written[self.description.fields[DENSE_INTERVAL].key] = self._write_dense_interval(config)
         if "block.mixer_stream" in self.description.fields:
             written |= self._write_streams(config)
         written |= dict.fromkeys(self.description.numbered, 0)
@@ -179,6 +206,24 @@ class FamilyWriter:
         heads = (attention.num_kv_heads or attention.num_heads) // int(str(times))
         return {"num_key_value_heads": heads, fields["attention.value_dim"].key: attention.value_width}
 
+    def _write_by_layer(self, config: DecoderConfig) -> dict[str, object]:
+        """Return the keys of what differs from layer to layer in Gemma 3n and 4: heads, and feed-forward layers."""
+        written: dict[str, object] = {}
+        fields, wide = self.description.fields, [block.dense or block.feed_forward for block in config.blocks]
+        attentions = [one.attention for one in config.blocks if isinstance(one.attention, GroupedQueryAttentionConfig)]
+        if len(attentions) < len(config.blocks) or not all(isinstance(one, FeedForwardConfig) for one in wide):
+            raise ValueError("blocks need GroupedQueryAttention and feed-forward layers without experts alone there")
+        widths = [getattr(one, "hidden_dim", 0) for one in wide]
+        if "attention.heads_by_kind" in fields:
+            written |= runs.write_heads(attentions)
+            written[fields["attention.key_is_value"].key] = any(one.key_is_value for one in attentions)
+        if "feed_forward.doubles" in fields:
+            written[fields["feed_forward.doubles"].key] = widths[-1] != widths[0]
+        if "feed_forward.sparsity" in fields:
+            written[fields["feed_forward.hidden_dim"].key] = widths
+            written[fields["feed_forward.sparsity"].key] = [getattr(one, "sparsity", 0.0) for one in wide]
+        return written
+
     def _write_streams(self, config: DecoderConfig) -> dict[str, object]:
         """Return the keys of the factors of both sublayers' inputs and outputs."""
         written: dict[str, object] = {}
@@ -188,6 +233,17 @@ class FamilyWriter:
             written[fields[f"{part}.mixer_scale"].key] = block.residual_scale
             written[fields["block.stream"].key] = block.stream_scales[1]
         return written
+
+    def _write_dense_interval(self, config: DecoderConfig) -> int:
+        """Return 1 if a layer without experts has positions and no window, else 2: `layer_types` has the kinds."""
+        forced = (
+            isinstance(block.attention, GroupedQueryAttentionConfig)
+            and isinstance(block.feed_forward, FeedForwardConfig)
+            and block.attention.position is not None
+            and window_of(block.attention.mask) is None
+            for block in config.blocks
+        )
+        return 1 if any(forced) else 2
 
     def _kinds(self, config: DecoderConfig) -> list[str]:
         """Return the kind of each block."""
@@ -203,7 +259,7 @@ class FamilyWriter:
     def _write_masks(self, config: DecoderConfig) -> dict[str, object]:
         """Return the keys of the kinds of layers, and of their window."""
         rule = self.description.fields["layers.rule"].value
-        if rule in ("full", "mixer", "listed", "period"):
+        if rule in ("full", "mixer", "listed", "period", BOTH):
             return {}
         if rule == CHUNKED:
             sizes = [getattr(block.attention, "mask", causal()).reach for block in config.blocks]
@@ -232,8 +288,11 @@ class FamilyWriter:
         return {**kinds, **width} if rule in ("runs", *_OF_WIDTH) else {}
 
     def _whole(self, key: str, value: object) -> object:
-        """Return a number as the type of its default: `transformers` takes no float where that is an integer."""
-        if type(self.description.defaults.get(key)) is not int or not isinstance(value, float):
+        """Return a number as the type of its default, which is the only one that `transformers` takes."""
+        usual = type(self.description.defaults.get(key))
+        if usual is float and type(value) is int:
+            return float(value)
+        if usual is not int or not isinstance(value, float):
             return value
         return max(1, round(min(value, 2.0**53)))
 
@@ -276,6 +335,9 @@ class FamilyWriter:
         context = getattr(getattr(first, "scaling", None), "original_context", None)
         if context is not None and _CONTEXT in self.description.defaults:
             keys[_CONTEXT] = context
+        if "rope_scaling" in self.description.fixed and keys:  # the class reads the newer key alone
+            scaling = keys.pop("rope_scaling") or {"rope_type": "default"}
+            return {POSITIONS: {"rope_theta": keys.pop("rope_theta"), **scaling}, **keys}
         if POSITIONS in self.description.defaults and not keys.get("rope_scaling"):  # the default may scale them
             return {POSITIONS: {"rope_type": "default", "rope_theta": keys.get("rope_theta")}}
         return keys
@@ -296,6 +358,13 @@ def _first(config: DecoderConfig, name: str) -> object:
     return next((part for part in parts if part is not None), None)
 
 
+def _key_scale(attention: Any, width: int) -> float:
+    """Return the factor of the keys that the scale of the scores comes from."""
+    return inverse(lambda factor: factor * width**-0.5, attention.scale, attention.scale * width**0.5)
+
+
 def _written(name: str, value: Any, source: KeySource) -> object:
+    if isinstance(value, tuple):
+        return list(value)
     usual = {"pairing": "interleaved", "norms": "sandwich"}.get(name)
     return source.root(value) if usual is None else value == usual

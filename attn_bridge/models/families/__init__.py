@@ -1,9 +1,9 @@
 """Families of models: the attention of a layer in ours, from a Hugging Face ``config.json`` and the layer's arrays.
 
-A family is a TOML file. Those of this folder ``attn-bridge derive`` writes and `attn_bridge.models.derived` reads.
-Those of `handwritten` hold its ``model_type``, the defaults of `transformers` for missing keys, and the names of
-functions that read and write its configs (`coded`), one of which goes from config and layer to an `AttentionLayer`: our
-class, its config, and the tables of `attn_bridge.weights.rows.Row` that map to its tensors and back.
+A family is a TOML file. Those of this folder are whole decoders, which ``attn-bridge derive`` writes and
+`attn_bridge.models.derived` reads; those of `attn_bridge.models.pairs` are encoders with their decoders. A family goes
+from config and layer to an `AttentionLayer`: our class, its config, and the tables of `attn_bridge.weights.rows.Row`
+that map to its tensors and back.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from ...specs.encoder_decoder_model import EncoderDecoderConfig
 from ..derived import known
 from ..family import AttentionLayer, Family, Scoped
 from ..layout import Layout
+from ..pairs.reading import FAMILIES as PAIRS
+from ..parts import OmittedPart
 from ..reading import multimodal
-from ..reading.decoders import make_decoder
 from ..reading.differences import differences
 from ..reading.model_config import ConfigFile
-from . import coded
+from ..tables.layers import KEYS_AND_VALUES
 
 __all__ = [
     "AttentionLayer",
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 FAMILIES: Mapping[str, Family] = Scoped(
-    {name: family for family in (*known.FAMILIES, *coded.FAMILIES) for name in family.model_types},
+    {name: family for family in (*known.FAMILIES, *PAIRS) for name in family.model_types},
     lambda family: dict.fromkeys(family.model_types, family),
 )
 """``model_type`` -> its family."""
@@ -90,14 +91,14 @@ def find_decoder(config: Mapping[str, object]) -> DecoderConfig:
         TypeError: `config` is not a mapping, or a value of it has the wrong type.
         ValueError: a ``model_type`` without a decoder of ours, or a value that we do not compute.
     """
-    decoders = _written(name for name, one in FAMILIES.items() if one.block is not None)
+    decoders = _written(name for name, one in FAMILIES.items() if one.decoder is not None)
     family, read = _read(config, decoders)
-    if family.block is None:
+    if family.decoder is None:
         instead = "; EncoderDecoderModel runs it" if family.pair else ""
         raise ValueError(
             f"model_type ({read.model_type}) is no decoder of ours, which are {', '.join(decoders)}{instead}"
         )
-    return make_decoder(read, family.depth, family.attention, family.block, family.model)
+    return family.decoder(read)
 
 
 def find_encoder_decoder(config: Mapping[str, object], names: Collection[str] = ()) -> EncoderDecoderConfig:
@@ -117,7 +118,7 @@ def find_encoder_decoder(config: Mapping[str, object], names: Collection[str] = 
         if read.model_type in map(multimodal.decoder_type, multimodal.DECODERS):
             kind = multimodal.written_type(read.model_type)
             raise ValueError(f"a {kind} whose config says that it is a decoder has no encoder; DecoderModel runs it")
-        choices = ", ".join(pairs) + ("; DecoderModel runs it" if family.block else "")
+        choices = ", ".join(pairs) + ("; DecoderModel runs it" if family.decoder else "")
         raise ValueError(f"model_type ({read.model_type}) is no encoder and decoder of ours, which are {choices}")
     return family.pair(read, names)
 
@@ -135,6 +136,21 @@ def find_whole(config: Mapping[str, object], names: Collection[str] = ()) -> Dec
     """
     family, _ = _read(config, tuple(sorted(name for name, one in FAMILIES.items() if one.whole is not None)))
     return find_decoder(config) if family.pair is None else find_encoder_decoder(config, names)
+
+
+def unread_keys(config: Mapping[str, object]) -> tuple[OmittedPart, ...]:
+    """Return the projections and norms of keys and values in layers that read those of others: files may have them."""
+    try:
+        blocks = find_decoder(config).blocks
+    except (TypeError, ValueError):  # which reading the model refuses
+        return ()
+    reason = "its layer reads the keys and values of an earlier one"
+    return tuple(
+        OmittedPart(f"{{prefix}}layers.{number}.self_attn.{name}.", reason, mark="weight")
+        for number, block in enumerate(blocks)
+        if block.keys_of is not None
+        for name in KEYS_AND_VALUES
+    )
 
 
 def ties_head(config: Mapping[str, object]) -> bool | None:

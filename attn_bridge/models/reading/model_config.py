@@ -109,6 +109,20 @@ class ConfigFile:
         """Return a number as `number` does, or None for null."""
         return None if self.get(key) is None else self.number(key)
 
+    def factors(self, key: str, count: int) -> tuple[float, ...]:
+        """Return a list of factors; null is that of ones.
+
+        Raises:
+            TypeError: one of them is not a number.
+            ValueError: the value is not a list of that many numbers, or one of them is not finite.
+        """
+        values = self.get(key)
+        if values is None:
+            return (1.0,) * count
+        if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != count:
+            raise ValueError(f"{key} ({printable(repr(values))}) of {self.model_type} must be {count} numbers")
+        return tuple(as_number(f"{key}[{number}] of {self.model_type}", value) for number, value in enumerate(values))
+
     def flag(self, key: str) -> bool:
         """Return a bool; null is False.
 

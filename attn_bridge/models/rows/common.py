@@ -11,12 +11,6 @@ from ...weights.rows import Check
 Values = np.ndarray
 
 TIE = {"tie": ("tie_word_embeddings",)}
-HEADS = {"num_heads": ("num_attention_heads", "n_head")}
-GROUPED_HEADS = {
-    "num_heads": ("n_heads", "num_attention_heads"),
-    "num_kv_heads": ("n_kv_heads", "num_key_value_heads", "n_heads", "num_attention_heads"),
-}
-"""As in Meta's params.json and the config.json of `transformers`."""
 
 
 def is_causal_mask(shape: Shape, start: int, values: Values) -> bool:
@@ -81,7 +75,11 @@ def is_rotary_factors(shape: Shape, start: int, values: Values) -> bool:
 
 
 CHECKS: dict[str, Check] = {
-    check.__name__: check for check in (is_causal_mask, is_counted, is_frequencies, is_hugely_negative, is_zero)
+    check.__name__: check
+    for check in (
+        *(is_causal_mask, is_counted, is_frequencies, is_hugely_negative, is_inverted_causal_mask, is_rotary_factors),
+        is_zero,
+    )
 }
 """Name of a check in a file -> the function."""
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ...weights.placements import Change
 from ...weights.rows import Row
 from .common import CHECKS
 
@@ -20,7 +21,8 @@ _ROW_DEFAULTS: dict[str, object] = {
 def row_of(table: Mapping[str, object]) -> Row:
     """Return the row that a table of a TOML file describes; a check has the name of its function."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-    return Row(**values | ({"check": CHECKS[values["check"]]} if "check" in values else {}))
+    values |= {"check": CHECKS[values["check"]]} if "check" in values else {}
+    return Row(**values | ({"change": Change(**values["change"])} if "change" in values else {}))
 
 
 def table_of(row: Row) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 In: the name of a layout. Out: the `Layout`. A file holds the arguments of `Layout` and a TOML table per `Row`; with
 ``decoder = true``, rows and prefixes of the embeddings and the head are those of Llama (`rows.decoder.decoder`);
-``omitted`` has the beginnings of the names of parts that a conversion leaves out.
+``omitted`` has the parts that a conversion leaves out: beginnings of names, or arguments of `OmittedPart`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,22 @@ from ..layout import Layout
 from ..parts import OmittedPart
 from ..rows.decoder import FURTHER_LAYER, decoder
 from ..rows.files import row_of
+
+TABLES = (
+    *("hf-gpt2", "nanogpt", "hf-bert", "hf-llama", "hf-mixtral", "hf-llama4", "hf-phi3", "hf-diffllama", "hf-gemma"),
+    *("hf-gemma4-moe", "hf-gemma4", "hf-gemma3n", "hf-gpt-oss", "hf-olmo", "hf-olmo2", "hf-deepseek"),
+    *("hf-cohere2-moe", "hf-qwen3-moe", "hf-qwen3-next", "hf-qwen3-5", "hf-mamba2", "hf-bamba", "hf-mamba"),
+    *("hf-jamba", "hf-lfm2", "hf-lfm2-moe", "hf-lfm3", "hf-granitemoehybrid", "hf-granitemoehybrid-dense"),
+    *("hf-falcon-h1", "hf-nemotron-h", "hf-mimo-v2-flash", "hf-minimax", "hf-modernbert-decoder", "hf-kimi-linear"),
+    *("hf-olmo-hybrid", "hf-bloom", "hf-bart", "hf-whisper", "hf-t5", "hf-umt5", "meta-llama", "openai-gpt-oss"),
+    *("book-llama3", "book-qwen3", "book-gemma3", "gguf-llama", "gguf-qwen", "gguf-gemma", "gguf-gpt2"),
+)
+TUNIX = ("tunix-llama3", "tunix-qwen2", "tunix-qwen3", "tunix-gemma3")
+KERAS = (
+    *("keras-gpt2", "keras-llama", "keras-mistral", "keras-qwen2", "keras-qwen3", "keras-gemma", "keras-gemma2"),
+    *("keras-gemma3", "keras-bert"),
+)
+"""Names of the files of this room; layouts of other libraries stand between these lists."""
 
 MODELS = __package__.rpartition(".")[0]
 """The package that paths of functions begin in."""
@@ -41,7 +57,8 @@ def table(name: str) -> Layout:
         document[key] = tuple(value) if isinstance(value, list) else value
     document["settings"] = {setting: tuple(keys) for setting, keys in document.get("settings", {}).items()}
     document |= {role: named(path) for role, path in document.pop("code", {}).items()}
-    title, parts = document.pop("title"), tuple(map(OmittedPart, document.pop("omitted", ())))
+    omitted = (one if isinstance(one, dict) else {"begin": one} for one in document.pop("omitted", ()))
+    title, parts = document.pop("title"), tuple(OmittedPart(**one) for one in omitted)
     parts += (FURTHER_LAYER,) if document.pop("further_layer", False) else ()
     if document.pop("decoder", False):
         return decoder(name, title, rows, parts=parts, **document)

@@ -17,6 +17,9 @@ from ..reading.model_config import ConfigFile
 from ..rows.attention import Table
 from ..rows.decoder import OURS
 
+KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm", "v_norm")
+"""Modules of a layer that has no use for them where it reads the keys and values of another (Gemma 3n and 4)."""
+
 IN_MEMORY = "joined"
 """Alternative of rows that `transformers` has in memory, where files have another."""
 
@@ -65,6 +68,14 @@ def _tables(layout: Layout, spec: Config, sizes: tuple[tuple[str, int], ...]) ->
         name: tuple(_bare(row, front, ours, dict(sizes)) for row in (*rows, *dropped) if _is_of(row, name))
         for name in alternatives
     }
+    if getattr(spec, "shared", False):
+        reason = "keys and values are those of an earlier layer"
+        every = {
+            name: tuple(
+                Row(row.theirs, reason=reason) if row.theirs.startswith(KEYS_AND_VALUES) else row for row in rows
+            )
+            for name, rows in every.items()
+        }
     tables = {name: table for name, table in every.items() if _fits(table, spec)} or every
     in_memory = tables.pop(IN_MEMORY) if IN_MEMORY in tables else tables.pop(next(iter(tables)))
     other = next((table for table in tables.values() if table != in_memory), None)

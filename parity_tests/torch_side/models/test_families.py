@@ -15,7 +15,6 @@ import torch_attn
 from attn_bridge.masks import causal, sliding_window
 from attn_bridge.models import families
 from attn_bridge.models.derived import known
-from attn_bridge.models.handwritten import gpt2
 from attn_bridge.models.reading import multimodal
 from attn_bridge.specs.position import Rotary
 from attn_parity.frameworks.torch.running.promotion import promoted
@@ -82,7 +81,7 @@ def test_short_and_full_configs_mean_the_same(name, index):
 def test_model_types_of_gpt2_are_run_by_its_classes():
     auto = transformers.models.auto
     configs, models = auto.configuration_auto.CONFIG_MAPPING, auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    classes = {(configs[name], models[name]) for name in gpt2.MODEL_TYPES}
+    classes = {(configs[name], models[name]) for name in families.FAMILIES["gpt2"].model_types}
     assert classes == {(transformers.GPT2Config, "GPT2LMHeadModel")}
 
 

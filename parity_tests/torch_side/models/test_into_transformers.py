@@ -14,6 +14,7 @@ import torch_attn
 from attn_bridge import checkpoints, masks
 from attn_bridge.cli.app import run as command
 from attn_bridge.models import families, layouts
+from attn_bridge.models.derived import known
 from attn_bridge.models.reading import multimodal
 from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.position import Rotary
@@ -286,6 +287,22 @@ def test_the_architectures_are_those_of_transformers():
     pairs = {**auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
     ours = {name: family.architecture for name, family in WRITTEN.items()}
     assert ours == {name: (pairs if WRITTEN[name].pair else alone)[multimodal.written_type(name)] for name in ours}
+
+
+def test_heads_that_do_not_divide_the_width_are_refused_where_their_class_refuses_them():
+    def is_refused(description, heads):
+        keys = {"hidden_size": 24, "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 4}
+        named = {description.keys.get(key, key): value for key, value in keys.items()}
+        try:
+            transformers.AutoConfig.for_model(description.model_type, **named)
+        except Exception as error:  # of huggingface_hub, which has several classes
+            return "multiple of the number of attention heads" in str(error)
+        return False
+
+    wide = [one for one in known.DESCRIPTIONS if {"attention.head_dim", "attention.nope_dim"} & one.fields.keys()]
+    refused = {one.model_type for one in wide if is_refused(one, 5) and not is_refused(one, 6)}
+    assert "llama" in refused
+    assert {one.model_type for one in wide if one.even_heads} == refused
 
 
 def test_a_bert_encoder_is_one_of_theirs(tmp_path):

@@ -14,7 +14,6 @@ from attn_bridge.models.derived.description import Description
 from attn_bridge.models.derived.known import layout_for
 from attn_bridge.models.derived.reading import FamilyReader
 from attn_bridge.models.layout import Layout
-from attn_bridge.models.reading.decoders import make_decoder
 from attn_bridge.models.reading.model_config import ConfigFile
 from attn_bridge.specs.decoder_model import DecoderConfig
 from attn_bridge.whole_files import JsonObject
@@ -63,14 +62,10 @@ def read(reader: FamilyReader, keys: Mapping[str, object]) -> DecoderConfig:
     Raises:
         RefusedError: the description refuses it.
     """
-    family, description = reader.family(), reader.description
+    description = reader.description
     config = ConfigFile(dict(keys), description.model_type, description.defaults, description.aliases, description.keys)
-    if family.block is None:
-        raise RefusedError("it has no blocks")
     try:
-        return make_decoder(
-            config, family.depth, lambda one, layer: family.read(one, layer).config, family.block, family.model
-        )
+        return reader.decoder(config)
     except (TypeError, ValueError, OverflowError) as error:
         raise RefusedError(str(error)) from error
 

@@ -13,7 +13,7 @@ from attn_bridge.specs import ExpertGroups, MixtureOfExpertsConfig, RMSNormConfi
 from attn_bridge.specs.as_json import as_json, from_json
 from parity_tests.support.models.drawn_decoders import own_keys
 
-DECODERS = sorted(name for name, family in families.FAMILIES.items() if family.block is not None)
+DECODERS = sorted(name for name, family in families.FAMILIES.items() if family.decoder is not None)
 SMALL = {
     "vocab_size": 20,
     "hidden_size": 64,
@@ -205,6 +205,11 @@ REFUSED = {
         for name in ("gpt_neox_japanese", "persimmon", "phi", "stablelm")
     },
     "factor": ("granite", {"logits_scaling": 0.0}, "logits_scaling (0.0) of granite must be positive"),
+    "cap": (
+        "gemma3n_text",
+        {"final_logit_softcapping": None},
+        "final_logit_softcapping (null) of gemma3n_text is not supported, only a value",
+    ),
     "encoder": (
         "bart",
         {"d_model": 64, "is_decoder": False},

@@ -1,0 +1,1 @@
+"""Families of encoders with decoders: a TOML file each, which `reading` reads."""
