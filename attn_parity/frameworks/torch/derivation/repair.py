@@ -142,11 +142,24 @@ def tidy(subject: ModelClass, parts: Structure, description: Description) -> Des
         for field, source in description.fields.items()
         if (field, source.value) not in _USUAL or source.key
     }
-    tidied = dataclasses.replace(description, defaults=defaults, aliases=aliases, fields=fields)
+    even = _needs_even_heads(subject, description)
+    tidied = dataclasses.replace(description, defaults=defaults, aliases=aliases, fields=fields, even_heads=even)
     for layout in known.candidates(tidied.layout):
         if _is_same(subject, parts, tidied, layout):
             return dataclasses.replace(tidied, layout=layout.name, rows=(), prefixes=())
     return tidied
+
+
+def _needs_even_heads(subject: ModelClass, description: Description) -> bool:
+    """Return whether the class refuses heads that do not divide the width, although their own width is given."""
+    if not {"attention.head_dim", "attention.nope_dim"} & description.fields.keys():
+        return False
+    uneven = {"hidden_size": 24, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 4}
+    try:
+        subject.config({**subject.keys(), **{inner_key(subject, key): value for key, value in uneven.items()}})
+    except Exception as error:  # of huggingface_hub, which older versions of transformers do not raise
+        return "multiple of the number of attention heads" in str(error)
+    return False
 
 
 def _with_canonical_names(subject: ModelClass, description: Description) -> Description:
