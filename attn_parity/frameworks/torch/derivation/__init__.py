@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from attn_bridge import backends
-from attn_bridge.models import families, scope
+from attn_bridge.models import families
 from attn_bridge.models.derived.description import Description
 from attn_bridge.models.derived.known import family_of
 from attn_bridge.models.derived.reading import DerivedFamily
-from attn_bridge.models.family import Family
+from attn_bridge.models.family import Family, using
 from attn_bridge.models.reading import multimodal
 from attn_bridge.printable import printable
 
@@ -106,7 +106,7 @@ def check_reads(family: Family, keys: Mapping[str, object]) -> None:
     if len(keys) < 2:
         return
     try:
-        with scope.using(family):
+        with using(family):
             families.find_decoder(keys)
     except (TypeError, ValueError) as error:
         raise DerivationError(f"the family is proven, but not with this config: {error}") from error
