@@ -332,11 +332,14 @@ def apart(first: Sequence[Array], second: Sequence[Array]) -> Array | None:
     return np.concatenate(parts)
 
 
-def limit_of(plain: Sequence[Array], wanted: Sequence[Array]) -> float:
+def limit_of(plain: Sequence[Array], wanted: Sequence[Array], *, has_literals: bool = True) -> float:
     """Return the largest difference of results that agree, for sides this far apart without a change.
 
-    Literals of float32 accuracy may be left between the sides, where a change explains all but a millionth.
+    Literals of float32 accuracy, if a side has some, may be left between the sides, where a change explains all but a
+    millionth.
     """
+    if not has_literals:
+        return FIT
     rest = apart(plain, wanted)
     finite = np.zeros(0) if rest is None else np.abs(rest[np.isfinite(rest)])
     return max(FIT, min(ROUNDED_FIT, EXPLAINED * float(finite.max(initial=0.0))))

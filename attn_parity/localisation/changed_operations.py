@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..pair import SIDES
@@ -92,9 +93,21 @@ class ChangedOperations:
             made = {one: runner.run(one, self.paths[one], arguments[one]).outputs for one in SIDES}
             samples.append(OutputSample(runner.weights(side), arguments[side], self._wanted(side, made)))
         changes: list[tuple[str, str]] = self.sides.subjects[side].changes(
-            samples, path=self.paths[side], numbers=numbers
+            samples, path=self.paths[side], numbers=numbers, has_literals=self._has_literals
         )
         return changes
+
+    @functools.cached_property
+    def _has_literals(self) -> bool:
+        """Whether a side holds literals of float32 accuracy, by which the sides may differ with any change."""
+        calls = dict(self.calls)
+        arguments = fed(calls, match_inputs(calls), "first")
+        cotangents = fed_cotangents(calls, match_outputs(calls), "first")
+        runs = (
+            self.runner.run_moved(side, self.paths[side], arguments[side], cotangents[side], 0, "literals")
+            for side in SIDES
+        )
+        return any(run.moved for run in runs)
 
     def _wanted(self, side: Side, outputs: Mapping[Side, Sequence[Array]]) -> list[Array]:
         """Return the other side's outputs as this side would return them."""

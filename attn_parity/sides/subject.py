@@ -408,7 +408,7 @@ class Subject(Protocol):
         """
 
     def changes(
-        self, samples: Sequence[OutputSample], *, path: str = "", numbers: bool = False
+        self, samples: Sequence[OutputSample], *, path: str = "", numbers: bool = False, has_literals: bool = True
     ) -> list[tuple[str, str]]:
         """Return the changes of one operation of a submodule that give other outputs, each with its line of code.
 
@@ -416,6 +416,7 @@ class Subject(Protocol):
             samples: calls of the submodule, and the outputs wanted of each.
             path: the submodule.
             numbers: whether numbers in its code are changed, instead of operations.
+            has_literals: whether a side holds literals of float32 accuracy, by which results that agree may differ.
         """
 
     def gradient_changes(

@@ -87,7 +87,8 @@ def _on_later_tokens(runner: Live, sample: Sample, before: dict[Side, list[Array
     at, later = first[other], last - first[other]
     shows = "shows a later token (tril(k=1))" if later == 1 else f"shows later tokens, {later} over all layers"
     mask = f"a causal mask that {'is missing, or shows later tokens' if at == 0 else shows}"
-    cause = mask if _has_attention(pair) else f"a step that looks ahead in {pair.shown[other]} alone"
+    ahead = f"a step that looks ahead in {pair.shown[other]} alone"
+    cause = f"{mask}, or with {ahead}" if _has_attention(pair) else ahead
     return (
         f"in {pair.shown[other]} the output at position {at} depends on the token at position {last}, in "
         f"{pair.shown[causal[0]]} no output depends on a later token: consistent with {cause}"

@@ -115,7 +115,7 @@ class ProbedSide(abc.ABC):
         ), [call for call in tape.calls() if call.path != path]
 
     def changes(
-        self, samples: Sequence[OutputSample], *, path: str = "", numbers: bool = False
+        self, samples: Sequence[OutputSample], *, path: str = "", numbers: bool = False, has_literals: bool = True
     ) -> list[tuple[str, str]]:
         """Return the changes of one operation that give the outputs wanted; see `Subject.changes`."""
         part, arguments = self.part(path), samples[0].arguments
@@ -127,7 +127,8 @@ class ProbedSide(abc.ABC):
             except UNTRACEABLE:  # it looks at values
                 return []
             runs = [ChangedPrograms(closed, jax.tree.leaves(one)) for one in (operands, *others)]
-        return runs[0].found([one.wanted for one in samples], runs[1:], numbers=numbers)
+        wanted = [one.wanted for one in samples]
+        return runs[0].found(wanted, runs[1:], numbers=numbers, has_literals=has_literals)
 
     def gradient_changes(
         self, samples: Sequence[GradientSample], differing: Collection[str | int], *, path: str = ""

@@ -293,7 +293,7 @@ class TorchSubject:
         return self.mesh is not None or (processes and torch.distributed.get_world_size() > 1)
 
     def changes(
-        self, samples: Sequence[OutputSample], *, path: str = "", numbers: bool = False
+        self, samples: Sequence[OutputSample], *, path: str = "", numbers: bool = False, has_literals: bool = True
     ) -> list[tuple[str, str]]:
         """Return the changes of one operation that give the outputs wanted; see `Subject.changes`."""
 
@@ -304,7 +304,8 @@ class TorchSubject:
             return execution.results(call.weights, call.arguments, None, self._accumulates).outputs
 
         with ONE_AT_A_TIME:
-            return [] if self._is_distributed else found(run, [one.wanted for one in samples], numbers=numbers)
+            wanted = [one.wanted for one in samples]
+            return [] if self._is_distributed else found(run, wanted, numbers=numbers, has_literals=has_literals)
 
     def gradient_changes(
         self, samples: Sequence[GradientSample], differing: Collection[str | int], *, path: str = ""

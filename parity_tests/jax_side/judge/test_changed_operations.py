@@ -180,6 +180,14 @@ def test_a_change_is_found_beside_a_literal_of_float32_accuracy():
     assert text == "sin for cos"
 
 
+def test_without_literals_of_float32_accuracy_a_change_leaves_no_difference():
+    with jax.enable_x64(True):
+        program = ChangedPrograms(jax.make_jaxpr(lambda x: jnp.cos(x) * 5)(X), [X])
+        wanted = [[np.sin(X) * 5 + 1e-8]]
+        assert [text for text, _ in program.found(wanted, [])] == ["sin for cos"]
+        assert not program.found(wanted, [], has_literals=False)
+
+
 def test_a_change_that_leaves_a_small_difference_is_not_named():
     assert not changes(lambda x: jnp.sin(x) * (1 + 1e-8) + 1e-7, lambda x: jnp.cos(x) * x)
     assert not changes(lambda x: x / jnp.sqrt(x * x + 1e-8), lambda x: x / jnp.sqrt(x * x + 2e-8) * (1 + 1e-8))

@@ -148,7 +148,11 @@ class ChangedCalls(TorchFunctionMode):
 
 
 def found(
-    run: Callable[[int, ChangedCalls], Sequence[Array]], wanted: Sequence[Sequence[Array]], *, numbers: bool = False
+    run: Callable[[int, ChangedCalls], Sequence[Array]],
+    wanted: Sequence[Sequence[Array]],
+    *,
+    numbers: bool = False,
+    has_literals: bool = True,
 ) -> list[tuple[str, str]]:
     """Return the changes of one call with which the results are those wanted: what changes, and ``file:line``.
 
@@ -156,16 +160,15 @@ def found(
         run: number of the sample and mode -> the outputs of the side.
         wanted: the results wanted of each sample.
         numbers: whether numbers in code are solved for, instead of trying other operations.
+        has_literals: see `limit_of`.
     """
     record, budget = ChangedCalls(), Budget()
     plain = run(0, record)
     cost = WORK * (PER_OPERATION * len(record.calls) + record.elements)
     if not are_alike(plain, wanted[0]):
         return []
-    limits = [
-        limit_of(plain, wanted[0]),
-        *(limit_of(run(at, ChangedCalls()), wanted[at]) for at in range(1, len(wanted))),
-    ]
+    plains = [plain, *(run(at, ChangedCalls()) for at in range(1, len(wanted)))]
+    limits = [limit_of(made, each, has_literals=has_literals) for made, each in zip(plains, wanted, strict=True)]
 
     def results(sample: int, at: Collection[int], change: ChangedResult) -> Sequence[Array] | None:
         if not budget.spend(cost):

@@ -131,7 +131,12 @@ class ChangedPrograms(Interpreter):
     # ---- the search
 
     def found(
-        self, wanted: Sequence[Sequence[Array]], others: Sequence[ChangedPrograms], *, numbers: bool = False
+        self,
+        wanted: Sequence[Sequence[Array]],
+        others: Sequence[ChangedPrograms],
+        *,
+        numbers: bool = False,
+        has_literals: bool = True,
     ) -> list[tuple[str, str]]:
         """Return the changes with which the results are those wanted: what changes, and ``file:line``.
 
@@ -139,11 +144,13 @@ class ChangedPrograms(Interpreter):
             wanted: the results wanted, of this run and of the others.
             others: runs of the same program on other arguments, on which a change has to fit as well.
             numbers: whether numbers in code are solved for, instead of trying other operations.
+            has_literals: see `limit_of`.
         """
         runs = [self, *others]
         if not all(run.is_small for run in runs) or not are_alike(self.outputs, wanted[0]):
             return []
-        limits = [limit_of(run.outputs, each) for run, each in zip(runs, wanted, strict=True)]
+        pairs = zip(runs, wanted, strict=True)
+        limits = [limit_of(run.outputs, each, has_literals=has_literals) for run, each in pairs]
 
         def fits(results: Mapping[int, Results]) -> bool:
             made = (run.changed(results) for run in runs)
