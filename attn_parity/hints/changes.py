@@ -64,6 +64,12 @@ USUAL = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.25,
 STEPS = 12
 """Most steps of Newton's method for a number in code."""
 
+SHORTENED = (1.0, 0.5, 0.25)
+"""Parts of a step that are tried in turn: behind a softmax the whole step may lead too far."""
+
+SHRUNK = 0.75
+"""Largest part of the difference that a step may leave."""
+
 MOST_WHOLE = 1e6
 """Whole numbers up to this one are tried for a solved number, however many digits they have; 0 is among them."""
 
@@ -373,14 +379,23 @@ def solved(number: float, rest: Callable[[float], Array | None], limit: float = 
         if not square or not math.isfinite(square):
             return None
         change = float(np.real(np.vdot(slope, best))) / square
-        new = rest(at - change)
-        if new is None or not np.isfinite(new).all():
+        nearer = _nearer(at, change, float(np.abs(best).max()), rest)
+        if nearer is None:
             return None
-        if np.abs(new).max() <= limit:
-            return _polished(at - change, rest, limit)
-        if np.abs(new).max() > 0.5 * np.abs(best).max():
-            return None
-        at, best = at - change, new
+        at, best = nearer
+        if np.abs(best).max() <= limit:
+            return _polished(at, rest, limit)
+    return None
+
+
+def _nearer(
+    number: float, change: float, largest: float, rest: Callable[[float], Array | None]
+) -> tuple[float, Array] | None:
+    """Return the number after as much of a step as makes the largest difference smaller, and its differences."""
+    for part in SHORTENED:
+        new = rest(number - part * change)
+        if new is not None and np.isfinite(new).all() and np.abs(new).max() <= SHRUNK * largest:
+            return number - part * change, new
     return None
 
 

@@ -463,7 +463,7 @@ def _edges(case: Case) -> str:
         # What is beyond the border reaches all that is next to it.
         reached = all(border.mean() >= HALF for border in borders if border.any())
         if plane[1:-1, [0, -1]].any() and plane[[0, -1], 1:-1].any() and reached:
-            return "only the border of the image differs: consistent with another padding"
+            return "only the border of the image differs: consistent with another padding, or with another mean over it"
     return ""
 
 

@@ -380,7 +380,7 @@ PLANTED = {
         np.pad(IMAGE, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge"),
         [],
         {},
-        "only the border of the image differs: consistent with another padding",
+        "only the border of the image differs: consistent with another padding, or with another mean over it",
     ),
     "a mask at the end": (
         X,
