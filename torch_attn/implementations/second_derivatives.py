@@ -29,8 +29,9 @@ def twice(attend: Attend) -> Attend:
         context = attend(call)
         if not context.requires_grad or _is_transformed(call.query):
             return context
-        options = (call.mask, call.scale, call.dropout)
-        result: Tensor = _Twice.apply(context, options, call.query, call.key, call.value, call.bias)
+        mask, arrays = (None, ()) if call.mask is None else call.mask.separate()
+        options = (mask, call.scale, call.dropout)
+        result: Tensor = _Twice.apply(context, options, call.query, call.key, call.value, call.bias, *arrays)
         return result
 
     return attend_twice
@@ -96,17 +97,21 @@ class _Twice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, d_context: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
-            return d_context, None, None, None, None, None
+            return d_context, *(None for _ in ctx.needs_input_grad[1:])
         mask, scale, dropout = ctx.options
         if dropout:
             raise NotImplementedError(
                 "second derivatives with dropout of the global generator need implementation='reference'"
             )
-        is_asked = ctx.needs_input_grad[2:]
+        is_asked = ctx.needs_input_grad[2:6]
+        # Saved with the operands: autograd sees whether the arrays of a mask were written to since.
+        saved, arrays = ctx.saved_tensors[:4], iter(ctx.saved_tensors[4:])
+        mask = None if mask is None else mask.with_arrays(lambda _: next(arrays))
         # Views: operands may be one tensor, or computed from each other, and each gets its own part of the gradient.
-        operands = [None if array is None else array.view_as(array) for array in ctx.saved_tensors]
+        operands = [None if array is None else array.view_as(array) for array in saved]
         query, key, value, bias = operands
         call = KernelCall(query, key, value, mask, bias, scale, None, None, 0.0, None, False)
         asked = [array for array, is_needed in zip(operands, is_asked, strict=True) if is_needed]
         gradients = iter(torch.autograd.grad(reference.attend(call), asked, d_context, create_graph=True))
-        return None, None, *(next(gradients) if is_needed else None for is_needed in is_asked)
+        of_operands = (next(gradients) if is_needed else None for is_needed in is_asked)
+        return None, None, *of_operands, *(None for _ in ctx.needs_input_grad[6:])

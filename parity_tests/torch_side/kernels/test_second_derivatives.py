@@ -52,6 +52,18 @@ def test_a_bias_has_second_derivatives():
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("name", SERVED)
+def test_a_mask_that_was_written_to_is_refused(name):
+    inputs = leaves(*operands(queries=90, keys=90))
+    shown = torch.ones(1, 90, dtype=torch.bool)
+    shown[:, 3] = False
+    options = {"mask": SERVED[name][1]["mask"] & shown, "implementation": name}
+    context = functional.dot_product_attention(*inputs, **options)
+    shown[:, 5] = False
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(context.square().sum(), inputs, create_graph=True)
+
+
 def test_operands_that_depend_on_each_other_get_their_parts():
     (x,) = leaves(draw(2, 5, 2, 4, seed=1))
 
