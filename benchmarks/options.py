@@ -1,10 +1,10 @@
-"""The costs of masks, bias, softcap, sinks and dropout, relative to a causal call without them, in both frameworks.
+"""Costs of masks, bias, softcap, sinks and dropout, relative to a causal call without them, in both frameworks.
 
 python -m benchmarks.options [--shape 4,1024,12,64] [--rounds 7]
 
-Everything is measured alternately in one process, each call behind one of its own kind that is not timed, and the
-median of the rounds is shown, with the implementation that is picked. torch runs eagerly, JAX compiled; gradients are
-those of query, key and value, and of the bias where noted.
+Everything is measured alternately in one process, each call behind an equal one that is not timed, and the median of
+the rounds is shown, with the implementation that is picked. torch runs eagerly, JAX compiled; gradients are those of
+query, key and value, and of the bias where noted.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -108,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if everything := [path for path in changed if path.rpartition("/")[2] in EVERYTHING]:
         print(f"every test depends on {everything[0]}: make test")
         return 2
-    stored = json.loads(costs.STORED.read_text(encoding="utf-8"))
+    stored = costs.stored()
     ordered = nearest_first(changed, ordering.importers(ROOT))
     selection = select(ordered, changed, options.seconds, stored)
     if options.list:

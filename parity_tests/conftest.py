@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks.measuring import memory
 
-from . import contexts, costs, probes, rows, settings
+from . import contexts, costs, products, settings
 
 ROOT = Path(__file__).parent
 
@@ -115,9 +115,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not probes.are_installed():  # which measure all rows again
-        rows.mark(items, rows.stored(rows.lane_of(config.getoption("--without"))))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    products.mark(items)
     if contexts.is_unoptimized():
         skipped = pytest.mark.skip(reason="XLA_FLAGS keep XLA from optimizing; make test runs it in a process without")
         for item in items:

@@ -28,6 +28,12 @@ COMPILE, TRACE = ("backend_compile_duration",), ("jaxpr_trace_duration", "jaxpr_
 """Endings of JAX's monitoring events: compilation by XLA, and tracing and lowering before it."""
 
 
+def stored() -> dict[str, float]:
+    """Return test file -> processor seconds, as stored."""
+    seconds: dict[str, float] = json.loads(STORED.read_text(encoding="utf-8")) if STORED.is_file() else {}
+    return seconds
+
+
 @dataclasses.dataclass
 class Cost:
     """What tests used: processor seconds, seconds of compilation and tracing, started processes."""
@@ -176,10 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for tests in lanes.values():
             for file, cost in by_file(tests).items():
                 total[file] += cost.cpu
-        stored = {file: round(seconds, 1) for file, seconds in total.items()}
-        known: dict[str, float] = json.loads(STORED.read_text(encoding="utf-8")) if STORED.is_file() else {}
-        kept = {file: seconds for file, seconds in known.items() if (STORED.parents[1] / file).is_file()}
-        STORED.write_text(json.dumps(dict(sorted((kept | stored).items())), indent=0) + "\n", encoding="utf-8")
+        measured = {file: round(seconds, 1) for file, seconds in total.items()}
+        kept = {file: seconds for file, seconds in stored().items() if (STORED.parents[1] / file).is_file()}
+        STORED.write_text(json.dumps(dict(sorted((kept | measured).items())), indent=0) + "\n", encoding="utf-8")
     return 0
 
 

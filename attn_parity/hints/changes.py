@@ -306,13 +306,13 @@ class Hits:
         same = [operations for other, operations in of_line if other == text]
         return any(operations <= frozenset(at) for operations in same) or (not same and len(of_line) >= MOST_OF_LINE)
 
-    def add(self, line: str, text: str, at: Collection[int], told: tuple[str, str]) -> None:
-        """Add a change of operations, and what a hint tells of it; the same change of more of them is dropped."""
+    def add(self, line: str, text: str, at: Collection[int], message: tuple[str, str]) -> None:
+        """Add a change of operations with its description and line; the same change of more of them is dropped."""
         self._hits = [hit for hit in self._hits if hit[:2] != (line, text) or not frozenset(at) < hit[2]]
-        self._hits.append((line, text, frozenset(at), told))
+        self._hits.append((line, text, frozenset(at), message))
 
-    def told(self) -> list[tuple[str, str]]:
-        """Return what changes, and where."""
+    def messages(self) -> list[tuple[str, str]]:
+        """Return the description and the line of each change."""
         return [hit[-1] for hit in self._hits]
 
 

@@ -201,7 +201,7 @@ def found(
         for text in names:
             if not hits.have(line, text, group) and fits(group, _change(text)):
                 hits.add(line, text, group, (text + which, written_at(group, sites, kinds)))
-    return [*solved, *hits.told()]
+    return [*solved, *hits.messages()]
 
 
 def grouped(sites: Sequence[CallSite | None], kinds: Sequence[Hashable]) -> list[tuple[int, ...]]:

@@ -169,7 +169,7 @@ class ChangedPrograms(Interpreter):
                 hits.add(operation.where, change.text, at, (text, program.where(at)))
             if hits.are_enough or self.budget.left < 0:
                 break
-        return hits.told()
+        return hits.messages()
 
     def _all(
         self, changes: Callable[..., Iterator[ProgramChange]]
