@@ -238,6 +238,8 @@ def test_a_call_of_a_line_that_is_changed_alone_is_named():
     made = changes(lambda x: act(x, jnp.sin) + 3 * act(-x, jnp.cos), lambda x: act(x, jnp.sin) + 3 * act(-x, jnp.sin))
     assert [text for text, _ in made] == ["cos for sin"]
     assert made[0][1].endswith("`act(-x, jnp.sin)`")
+    made = changes(lambda x: jnp.sin(x[0]) * x[1] + 2, lambda x: jnp.sin(x[1]) * x[0] + 2)
+    assert not any("alone" in text for text, _ in made)  # both parts are
     made = changes(lambda x: waves(x, 3.0), lambda x: waves(x, 2.0))
     assert [text for text, _ in made] == ["3 for 2"]
     assert made[0][1].endswith("`factor * x`")

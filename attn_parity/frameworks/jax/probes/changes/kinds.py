@@ -61,7 +61,10 @@ def changes_of(program: Program) -> Iterator[ProgramChange]:
             others = [made[at, change.text] for at in group if (at, change.text) in made]
             results = {at: result for other in others for at, result in other.results.items()}
             yield ProgramChange(change.text, change.at, results)
-    yield from (change for change in made.values() if change.at in repeated)
+    for change in made.values():
+        runs = repeated.get(change.at, ())
+        if runs and len(change.results.keys() & set(runs)) <= 1:  # else it changes several runs
+            yield change
 
 
 def _repeated(program: Program) -> dict[int, tuple[int, ...]]:
