@@ -445,5 +445,5 @@ def _near_constants(number: float) -> Iterator[float]:
 def _roots(number: float) -> Iterator[float]:
     """Yield the root of a whole number, or one over it, next to a number."""
     for square, power in ((number * number, 0.5), (1 / number / number if number else 0.0, -0.5)):
-        if 1 < round(square) < 1 << 14 and abs(square - round(square)) < 1e-6 * square:
+        if 1 < round(square) < 1 << 9 and abs(square - round(square)) < 1e-7 * square:
             yield math.copysign(round(square) ** power, number)

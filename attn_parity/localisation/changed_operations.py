@@ -145,6 +145,8 @@ class ChangedOperations:
             }
             leaves |= {match.first.name: (match.tensor(side).source,) for match in pairing.matches}
             differing.update(leaf for name, gap in apart.items() if gap > AGREE for leaf in leaves[name])
+        if not differing:  # any change that does nothing would do
+            return []
         changes: list[tuple[str, str]] = self.sides.subjects[side].gradient_changes(
             samples, differing, path=self.paths[side]
         )
