@@ -156,7 +156,7 @@ def reductions(operand: Array, axes: Sequence[int]) -> Iterator[tuple[str, tuple
     for count in range(1, operand.ndim + 1):
         for other in itertools.combinations(range(operand.ndim), count):
             if other != tuple(sorted(axes)):
-                yield f"a reduction of axes {list(other)} for {sorted(axes)}", other
+                yield f"a reduction of axes {list(other)} for {sorted(map(int, axes))}", other
 
 
 ROUNDINGS: dict[str, Numbers] = {"round": np.round, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc}

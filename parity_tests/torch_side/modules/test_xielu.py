@@ -11,7 +11,8 @@ activations = pytest.importorskip("transformers.activations")
 
 
 def test_a_new_one_has_the_numbers_of_transformers():
-    ours, theirs = XIELU(dtype=torch.float64).state_dict(), activations.XIELUActivation(dtype=torch.float64).state_dict()
+    theirs = activations.XIELUActivation(dtype=torch.float64).state_dict()
+    ours = XIELU(dtype=torch.float64).state_dict()
     assert {name: value.shape for name, value in ours.items()} == {name: value.shape for name, value in theirs.items()}
     assert all(torch.allclose(ours[name], theirs[name].double(), rtol=1e-6) for name in theirs)
 

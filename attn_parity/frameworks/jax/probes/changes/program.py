@@ -139,7 +139,8 @@ class Operation:
 
     def described(self, text: str) -> str:
         """Return the description of a change; it mentions the axis of `jax.vmap` where the axes include it."""
-        is_mapped = "vmap" in str(self.equation.source_info.name_stack)
+        stacks = [str(equation.source_info.name_stack) for equation in (self.equation, *self.callers)]
+        is_mapped = any("vmap" in stack for stack in stacks)
         return f"{text}, counted with the axis of jax.vmap" if is_mapped and _AXES.search(text) else text
 
     @functools.cached_property
