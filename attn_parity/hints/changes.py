@@ -94,17 +94,25 @@ def in_run(at: int, count: int) -> str:
     return f" in run {at + 1} of {count} alone" if count > 1 else ""
 
 
-def orders(count: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the orders of some parts that are not their own, two exchanged parts first."""
-    own = tuple(range(count))
+def orders(parts: Sequence[int], count: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the orders of some parts that are not their own, two exchanged parts first.
+
+    Args:
+        parts: the numbers of those of one size among all parts.
+        count: the number of all parts.
+    """
+    own = tuple(range(len(parts)))
     for left, right in itertools.combinations(own, 2):
         order = list(own)
         order[left], order[right] = right, left
-        yield f"parts {left} and {right} of {count} exchanged", tuple(order)
-    if 2 < count <= MOST_PARTS:
+        yield f"parts {parts[left]} and {parts[right]} of {count} exchanged", tuple(order)
+    if 2 < len(parts) <= MOST_PARTS:
         for order_of_all in itertools.permutations(own):
             if sum(map(int.__ne__, order_of_all, own)) > 2:
-                yield f"its {count} parts in the order {order_of_all}", order_of_all
+                which = (
+                    f"its {count} parts" if len(parts) == count else f"parts {', '.join(map(str, parts))} of {count}"
+                )
+                yield f"{which} in the order {tuple(parts[at] for at in order_of_all)}", order_of_all
 
 
 def axis_orders(axes: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -43,13 +43,21 @@ def calling_of(parent: Node, node: Node) -> list[Candidate]:
     if node is parent or not node.calls:
         return []
     groups = match_inputs(node.calls[0])
-    if not _is_given_twice(node.calls[0], groups) and not _is_given_others(node, groups):
+    is_padding = _pads_itself(node)
+    if not is_padding and not _is_given_twice(node.calls[0], groups) and not _is_given_others(node, groups):
         return []
     earlier = [child for child in nearest(parent) if child.calls and child.order < node.order]
     before = max(earlier, key=lambda child: child.order, default=parent)
     between = before.path or "", node.path or ""
     inside = Candidate(node.paths["first"], node.paths["second"])
-    return [Candidate(parent.paths["first"], parent.paths["second"], between), inside]
+    calling = Candidate(parent.paths["first"], parent.paths["second"], between)
+    return [inside, calling] if is_padding else [calling, inside]
+
+
+def _pads_itself(node: Node) -> bool:
+    """Return whether a submodule without parts makes the same shapes of other ones: a side may pad in front of it."""
+    has_parts = any(inner.calls for child in node.children for inner in walk(child))
+    return not has_parts and _get_other_shapes(node) and not _returns_other_shapes(node)
 
 
 def _is_given_others(node: Node, groups: Sequence[LeafGroup]) -> bool:
@@ -83,11 +91,30 @@ def feeding_of(node: Node, candidates: Sequence[Candidate]) -> list[Candidate]:
     ends = [end for place in candidates[:1] for end in (place.path, *(place.between or ()))]
     inside = next((inner for inner in ordered if _holds_some(inner, ends) and _gets_other_numbers(inner)), None)
     if inside is None:
-        return []
+        return _lengthening(node, ordered, candidates)
     first = next(number for number, inner in enumerate(ordered) if inner is inside or _is_of_other_shapes(inner))
     before = ordered[first - 1].path if first else node.path
     between = before or "", ordered[first].path or ""
     return [Candidate(node.paths["first"], node.paths["second"], between)]
+
+
+def _lengthening(node: Node, ordered: Sequence[Node], candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the code in front of a submodule in the first place that gets more rows on one side, as more tokens."""
+    orders = {inner.path: inner.order for inner in ordered}
+    ends = [orders.get(end) for place in candidates[:1] for end in place.between or ()]
+    if len(ends) != 2 or ends[1] is None:
+        return []
+    inside = [inner for inner in ordered if (ends[0] or -1) < inner.order < ends[1]]
+    other = next((inner for inner in inside if inner.refed), None)
+    if other is None:
+        return []
+    before = max((inner for inner in ordered if inner.order < other.order), key=lambda inner: inner.order, default=node)
+    return [Candidate(node.paths["first"], node.paths["second"], (before.path or "", other.path or ""))]
+
+
+def _returns_other_shapes(node: Node) -> bool:
+    """Return whether the first call of a submodule returns arrays of other shapes on the two sides."""
+    return _shaped_apart(*(call.outputs for call in node.calls[0].values()))
 
 
 def _get_other_shapes(node: Node) -> bool:
@@ -109,7 +136,7 @@ def _is_of_other_shapes(node: Node) -> bool:
     groups = match_inputs(calls)
     floats = {side: sum(map(is_float, calls[side].arguments.leaves)) for side in SIDES}
     is_whole = all(sum(len(group.places(side)) for group in groups) == floats[side] for side in SIDES)
-    return not is_whole and _shaped_apart(*(calls[side].outputs for side in SIDES))
+    return not is_whole and _returns_other_shapes(node)
 
 
 def _shaped_apart(first: Sequence[Array], second: Sequence[Array]) -> bool:

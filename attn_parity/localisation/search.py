@@ -186,7 +186,8 @@ class _Search:
             likeliest.between,
             candidates=candidates,
         )
-        evidence = None if calling else self._evidence(node, direction, code.chain, code.steps)
+        is_outside = bool(calling) and likeliest.between is not None
+        evidence = None if is_outside else self._evidence(node, direction, code.chain, code.steps)
         return Localisation(self.root.frozen(self._is_different), divergence, evidence)
 
     def _lossy(self) -> Direction | None:

@@ -43,6 +43,9 @@ WIDTH = 80
 MAX_LINES: dict[bool, int] = {True: 25, False: 45}
 """Passed -> most lines of a report that is not full, in 80 columns."""
 
+TOP = 11
+"""Most lines of the summary, the place and the hint, which has 3 at least: its alternatives must be read whole."""
+
 CLOSEST = 3
 """Number of tensors of an equal pair to show: those that came closest to their allowance."""
 
@@ -127,7 +130,8 @@ class _Page:
             lines += self._wrapped(Text(f"first divergence ({first.direction}) {inside}{first.place}", "bold"), 2)
             lines += self._wrapped(Text(f"  {first.message}"), 3) if first.message else []
             lines += self._wrapped(Text(f"not excluded: {first.others}"), 2) if first.others else []
-            lines += self._wrapped(Text(f"hint: {first.hint}", "bold"), 3) if first.hint else []
+            rest = max(3, TOP - len(lines))
+            lines += self._wrapped(Text(f"hint: {first.hint}", "bold"), rest) if first.hint else []
         return lines
 
     def _tensors(self, room: int) -> Lines:

@@ -279,3 +279,17 @@ def test_a_change_that_fits_one_input_alone_is_not_named():
 
 def test_nothing_is_named_where_no_change_fits():
     assert not changes(lambda x: jnp.sin(x * x[::-1]) + 5, lambda x: jnp.cos(x) * x)
+
+
+def test_the_count_of_a_mean_is_no_number_in_code():
+    made = changes(lambda x: jnp.abs(x).mean() * 2, lambda x: jnp.abs(x).mean())
+    assert not any("for 24" in text for text, _ in made)
+
+
+def test_parts_of_one_size_are_numbered_among_all_parts():
+    def mixed(x, first, second):
+        parts = jnp.split(x, [2, 3], axis=-1)
+        return parts[0].sum(-1, keepdims=True) + jnp.sin(parts[first]) * parts[second]
+
+    texts = [text for text, _ in changes(lambda x: mixed(x, 2, 1), lambda x: mixed(x, 1, 2))]
+    assert "parts 1 and 2 of 3 exchanged" in texts

@@ -300,7 +300,7 @@ def ways_of(call: TorchCall) -> Ways:
         return
     if isinstance(result, (tuple, list)):
         if 1 < len(result) <= 2 * MOST_PARTS and len({tuple(one.shape) for one in _flat(result)}) == 1:
-            for text, order in orders(len(result)):
+            for text, order in orders(range(len(result)), len(result)):
                 yield text, [_array(result[part]) for part in order]
         return
     if not isinstance(result, Tensor):

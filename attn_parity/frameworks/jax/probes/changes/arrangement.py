@@ -33,7 +33,7 @@ def of_concatenation(program: Program, operation: Operation) -> Iterator[Program
             names = sampled(lambda x: shifts(x, axis, sizes[0]), [whole])
             yield from operation.named(names, lambda read: shifts(np.asarray(read(source)), axis, sizes[0]))
     if len(sizes) <= MOST_PARTS:
-        for text, order in orders(len(sizes)):
+        for text, order in orders(range(len(sizes)), len(sizes)):
 
             def joined(*parts: Value, order: Sequence[int] = order) -> Value:
                 return np.concatenate([parts[part] for part in order], axis)
@@ -63,6 +63,10 @@ def of_sort(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     yield operation.followed("a sort in the other direction", lambda item: np.flip(item, axis))
 
 
+_PARTS = ("slice", "squeeze", "dynamic_slice")
+"""Operations that take a part of an array."""
+
+
 def of_parts(program: Program) -> Iterator[ProgramChange]:
     """Yield other orders of the parts that one value is split into."""
     groups: dict[tuple[object, ...], list[tuple[Operation, int]]] = {}
@@ -70,26 +74,37 @@ def of_parts(program: Program) -> Iterator[ProgramChange]:
         if operation.name == "split":
             for index, variable in enumerate(operation.equation.outvars):
                 groups.setdefault((operation.operands[0], at, variable.aval.shape), []).append((operation, index))
-        elif operation.name in ("slice", "squeeze", "dynamic_slice") and isinstance(operation.operands[0], int):
+        elif operation.name in _PARTS and isinstance(operation.operands[0], int):
             groups.setdefault((operation.operands[0], -1, operation.shape.shape), []).append((operation, 0))
     split = [members for members in groups.values() if members[0][0].name == "split"]
     for count in dict.fromkeys(map(len, split)):
         alike = [members for members in split if len(members) == count in range(2, MOST_PARTS + 1)]
         if len(alike) > 1:  # as the gates of the input and those of the state
-            for text, order in orders(count):
+            for text, order in orders(range(count), count):
                 results = {at: made for members in alike for at, made in _exchanged(members, order).items()}
                 yield ProgramChange(f"{text} wherever {count} are split", alike[0][0][0].at, results)
     for members in groups.values():
         if not 1 < len(members) <= 2 * MOST_PARTS:
             continue
-        for text, order in orders(len(members)):
+        names, count = _numbered(program, members)
+        for text, order in orders(names, count):
             yield ProgramChange(text, members[0][0].at, _exchanged(members, order))
         numbers = [operation.results[index] for operation, index in members]
         for (mine, part), (other, number) in itertools.permutations(enumerate(numbers), 2):
             for at in program.takes.get(part, ()):
                 if at not in {operation.at for operation, _ in members}:
                     replaced = {at: _with_other(program.operations[at], part, number)}
-                    yield ProgramChange(f"part {other} of {len(numbers)} for part {mine}", at, replaced)
+                    yield ProgramChange(f"part {names[other]} of {count} for part {names[mine]}", at, replaced)
+
+
+def _numbered(program: Program, members: Sequence[tuple[Operation, int]]) -> tuple[list[int], int]:
+    """Return the numbers of parts of one shape among all parts of their value, and how many these are."""
+    first, _ = members[0]
+    if first.name == "split":
+        return [index for _, index in members], len(first.results)
+    takers = (program.operations[at] for at in program.takes[first.operands[0]])
+    parts = [operation for operation in takers if operation.name in _PARTS]
+    return [parts.index(operation) for operation, _ in members], len(parts)
 
 
 def _exchanged(members: Sequence[tuple[Operation, int]], order: Sequence[int]) -> dict[int, Results]:

@@ -16,6 +16,9 @@ from .....hints.changes import in_run
 from .....stack import CallSite, call_site, located, user_line
 from ..numpy_interpreter import Interpreter, inline, lines_of
 
+_COUNTING = ("_mean", "_var", "_std", "_average")
+"""Functions of `jax.numpy` that divide by a count."""
+
 _AXES = re.compile(r"ax[ei]s\b")
 
 Value = typing.Any
@@ -219,8 +222,10 @@ class Program:
         return in_run(runs.index(mine.at), len(runs))
 
     def is_written(self, literal: Atom) -> bool:
-        """Return whether the user's code holds a number, and not a library that it calls."""
-        return user_line([*lines_of(self._holders[id(literal)])], {}) is not None
+        """Return whether the user's code holds a number, and not a library that it calls, as that of a mean does."""
+        lines = [*lines_of(self._holders[id(literal)])]
+        line = user_line(lines, {})
+        return line is not None and not any(inner.function in _COUNTING for inner in lines[: lines.index(line)])
 
     def maker(self, atom: Atom, *names: str) -> Operation | None:
         """Return the operation that made a value if it has one of these names, behind those that change nothing."""

@@ -230,10 +230,9 @@ class ChangedPrograms(Interpreter):
             if at in programs:
                 inside += [(at, position, item) for position, item in enumerate(programs[at].operations)]
             for loop, position, item in inside:
-                if item.called[-1:] != ("_mean",):  # a mean's count is in no code
-                    for index, number in literals(item):
-                        if programs[loop].is_written(item.operands[index]):
-                            groups.setdefault((loop, item.where, number), []).append((position, index))
+                for index, number in literals(item):
+                    if programs[loop].is_written(item.operands[index]):
+                        groups.setdefault((loop, item.where, number), []).append((position, index))
         for (loop, _, number), places in groups.items():
             for some in dict.fromkeys((tuple(places), *((place,) for place in places))):
                 own = [position for position, _ in some]
