@@ -282,8 +282,7 @@ def test_nothing_is_named_where_no_change_fits():
 
 
 def test_the_count_of_a_mean_is_no_number_in_code():
-    made = changes(lambda x: jnp.abs(x).mean() * 2, lambda x: jnp.abs(x).mean())
-    assert not any("for 24" in text for text, _ in made)
+    assert not changes(lambda x: jnp.sin(x).mean() * 2.4, lambda x: jnp.sin(x).mean())  # 24 / 10
 
 
 def test_parts_of_one_size_are_numbered_among_all_parts():

@@ -61,6 +61,46 @@ def test_a_fault_in_a_submodule_of_equal_inputs_is_its_own():
     assert found == ("attention", "forward", ("attention.q", "attention.out"))
 
 
+class Mixer(Resampler):
+    """The same without a submodule around the attention."""
+
+    def __init__(self, context="both"):
+        super().__init__(context)
+        self.q, self.kv = self.attention.q, self.attention.kv
+        del self.attention
+
+    def forward(self, x):
+        latents, media = self.latents(self.queries.expand(len(x), -1, -1)), self.media(x)
+        query = self.q(latents)
+        key, value = self.kv(torch.cat([media, latents], 1) if self.context == "both" else media).chunk(2, -1)
+        return self.out(torch.relu(torch.softmax(query @ key.swapaxes(1, 2), -1) @ value))
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_code_that_gives_a_projection_fewer_tokens_is_the_place(is_first):
+    found, among = places(*[Mixer("media"), Mixer()][:: 1 if is_first else -1])
+    assert found == ("", "forward", ("q", "kv"))
+    assert {("", ("q", "kv")), ("", ("q", "out"))} <= among
+
+
+class Padded(nn.Module):
+    """A convolution that pads itself, or gets a padded input."""
+
+    def __init__(self, mode=None):
+        super().__init__()
+        self.first, self.mode = nn.Conv1d(WIDTH, WIDTH, 1), mode
+        self.second = nn.Conv1d(WIDTH, WIDTH, 3, padding=0 if mode else 1, padding_mode="zeros" if mode else "reflect")
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x.swapaxes(1, 2)))
+        return self.second(nn.functional.pad(x, (1, 1), self.mode) if self.mode else x)
+
+
+def test_code_that_pads_in_front_of_a_convolution_is_a_candidate():
+    _, among = places(Padded(), Padded("replicate"))
+    assert among == {("second", None), ("", ("first", "second"))}
+
+
 LENGTH = 5
 
 
