@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -141,6 +142,11 @@ class Pair:
         shared = set(map(calls.place_index, self.same_inputs))
         return [i for i, leaf in enumerate(leaves) if i not in shared and is_float(leaf)]
 
+    @functools.cached_property
+    def discrete(self) -> frozenset[int]:
+        """Arrays of the first call that are masks or targets of 0 and 1: no caller takes their gradients."""
+        return frozenset(i for i, is_mask in enumerate(calls.masks(self.arguments["first"])) if is_mask)
+
     # ---- results by name
 
     def named(self, side: Side, run: Run) -> dict[str, tuple[str, Array]]:
@@ -151,7 +157,7 @@ class Pair:
         names = self._input_names("first")
         for j, same in enumerate(self.same_inputs):
             i = calls.place_index(same)
-            if i is None or not run.input_gradients:
+            if i is None or i in self.discrete or not run.input_gradients:
                 continue
             gradient = run.input_gradients[i if side == "first" else j]
             if gradient is not None:

@@ -295,11 +295,16 @@ def _cover_large(runner: Runner, matches: list[Match], outputs: OutputArrays, co
 
 
 def _not_compared(pair: Pair, compared: Collection[str]) -> Iterator[str]:
-    """Report paired weights without a gradient that could be compared: complex numbers."""
+    """Report gradients that are not compared: of paired complex weights, and of masks in floating point."""
     for match in pair.pairing.matches:
         dtype = match.first.parameter.dtype
         if f"grad {match.first.name}" not in compared and dtype.startswith("complex"):
             yield f"gradient of {match.first.name}: {dtype} is taken as held; give real and imaginary parts as two"
+    call, shared = pair.arguments["first"], set(map(calls.place_index, pair.same_inputs))
+    named = enumerate(zip(call.named(pair.first.argument_names), call.leaves, strict=True))
+    masks = [name for i, (name, leaf) in named if i in shared & pair.discrete and is_float(leaf)]
+    if masks:
+        yield f"gradient of {', '.join(masks)}: masks and targets, which hold 0 and 1 alone, have none"
 
 
 def _given(pair: Pair) -> Iterator[str]:

@@ -194,10 +194,10 @@ def test_rows_of_weights_that_no_gradient_reached_are_listed():
 
     report = judge(TorchNet(first, table=table), FlaxNet(second, table=twin), IDS)
     assert report.verdict == "equal"
-    assert report.unreached == [
-        "4 of 12 rows of table.weight: no gradient reached 8-11",
-        "other values of inputs[0]: taken as given in every sample",
-    ]
+    rows, bound, values = report.unreached
+    assert rows == "4 of 12 rows of table.weight: no gradient reached 8-11"
+    assert bound.endswith("no number reaches its upper bound")
+    assert values == "other values of inputs[0]: taken as given in every sample"
     found = judge(TorchNet(first, table=table), FlaxNet(second, table=twin), np.arange(12).reshape(2, 6))
     assert found.verdict == "different"
 
@@ -226,6 +226,21 @@ def test_values_that_no_sample_changes_are_listed():
     ]
     varied = judge(call, call, {"x": X, "mask": np.arange(4) < 3, "steps": np.arange(4), "factor": 2}, vary="steps")
     assert varied.unreached[-1] == "other values of mask, factor: taken as given in every sample"
+
+
+def test_gradients_of_targets_of_zeros_and_ones_are_not_compared():
+    def first(m, x, target):
+        return nn.functional.binary_cross_entropy_with_logits(m.fc(x), target)
+
+    def second(m, x, target):
+        logits = m.fc(x)
+        return -jnp.where(target > 0.5, jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)).mean()
+
+    target = (np.arange(len(X) * 8).reshape(len(X), 8) % 3 == 0).astype(np.float32)
+    report = judge(first, second, {"x": X, "target": target})
+    assert report.verdict == "equal"
+    assert "gradient of target: masks and targets, which hold 0 and 1 alone, have none" in report.unreached
+    assert judge(first, second, {"x": X, "target": 0.25 + target / 2}).verdict == "different"
 
 
 class TorchComplex(nn.Module):
