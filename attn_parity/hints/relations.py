@@ -421,7 +421,7 @@ def _is_batch(case: Case) -> bool:
 
 def _turned_round(case: Case) -> str:
     """Recognise positions in reverse order, in all channels or in those of one direction."""
-    if case.first.shape[-2] < 2:
+    if case.first.shape[-2] < 3:  # the reverse of two is an exchange, as of two channels
         return ""
     others = tuple(range(case.first.ndim - 1))
     close = FIT * case.scale

@@ -48,6 +48,12 @@ class AxisTurn:
         return self.is_plain and self.first == self.second
 
     @property
+    def moves_one_axis(self) -> bool:
+        """Whether the other axes keep their order, as those of an image whose channels come first or last."""
+        rests = ([axis for axis in self.axes if axis != moved] for moved in self.axes)
+        return any(rest == sorted(rest) for rest in rests)
+
+    @property
     def keeps_neighbours(self) -> bool:
         """Whether the reshape only merges or splits neighbouring axes."""
         turned, result = (self.first, self.second) if self.of == "first" else (self.second, self.first)
@@ -286,7 +292,8 @@ def _are_other_masks(left: Array, right: Array) -> bool:
 def _best_turn(left: Array, right: Array) -> tuple[int, AxisTurn] | None:
     """Return the best way to turn one array into the other, behind its rank; None if no shape fits.
 
-    The rank is 0 if the numbers agree, 1 if they agree roughly, and 2 if only the shapes do.
+    The rank is 0 if the numbers agree, 1 if they agree roughly, and 2 if only the shapes do. Shapes alone tell nothing
+    where several axes change places: one side may cut its tokens into an image of the other orientation.
     """
     if left.size != right.size:
         return None
@@ -298,7 +305,7 @@ def _best_turn(left: Array, right: Array) -> tuple[int, AxisTurn] | None:
             best = tier, turn
         if best is not None and best[0] == 0:
             break
-    return best
+    return None if best is not None and best[0] == 2 and not best[1].moves_one_axis else best
 
 
 def _turns(left: tuple[int, ...], right: tuple[int, ...]) -> Iterator[tuple[AxisTurn, bool]]:

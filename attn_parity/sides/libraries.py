@@ -24,6 +24,7 @@ MAX_AXES = 3
 """Most axes of a batch over which an Equinox module, which takes a single example, is mapped."""
 
 EQUINOX, EQUINOX_STATE = ("equinox._module", "Module"), ("equinox.nn._stateful", "State")
+EQUINOX_VMAP = "equinox", "_VmapWrapper"
 HAIKU, HAIKU_WITH_STATE = ("haiku._src.transform", "Transformed"), ("haiku._src.transform", "TransformedWithState")
 KERAS, KERAS_INPUT = ("keras.src.layers.layer", "Layer"), ("keras.src.layers.core.input_layer", "InputLayer")
 KERAS_MODELS = "keras.src.models."
@@ -119,6 +120,8 @@ def _equinox(model: Value, state: Sequence[Value]) -> Function:
         are_alike = len(outputs) == len(others) and all(a.shape == b.shape for a, b in pairs)
         return are_alike and not all(np.allclose(a, b, rtol=SAME, atol=SAME, equal_nan=True) for a, b in pairs)
 
+    is_batched = _is_a(model, EQUINOX_VMAP)
+
     def call(weights: Value, *args: Value, **kwargs: Value) -> Value:
         shapes = tuple(getattr(leaf, "shape", None) for leaf in jax.tree.leaves((args, kwargs)))
         if shapes in depths:
@@ -130,7 +133,7 @@ def _equinox(model: Value, state: Sequence[Value]) -> Function:
             except Exception as error:  # a module that takes one example refuses a batch in its own way
                 first = first or error
             else:
-                if is_ambiguous(depth, args, kwargs):
+                if not is_batched and is_ambiguous(depth, args, kwargs):
                     raise ValueError(
                         f"the Equinox module {type(model).__name__} takes inputs of these shapes as one example and as "
                         "a batch, with different outputs: give eqx.filter_vmap(module) where they are a batch, else "

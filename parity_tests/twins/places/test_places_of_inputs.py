@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from flax import nnx
 from torch import nn
+
+from attn_bridge import parity
 
 from .planted_places import WIDTH
 from .test_candidates import places
@@ -99,6 +103,33 @@ class Padded(nn.Module):
 def test_code_that_pads_in_front_of_a_convolution_is_a_candidate():
     _, among = places(Padded(), Padded("replicate"))
     assert among == {("second", None), ("", ("first", "second"))}
+
+
+class Grid(nn.Module):
+    """Tokens that a convolution sees as an image."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.conv = nn.Linear(WIDTH, WIDTH), nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(self.first(x).swapaxes(1, 2).unflatten(-1, (2, 3))).flatten(2).swapaxes(1, 2)
+
+
+class FlaxGrid(nnx.Module):
+    def __init__(self, height, width):
+        self.first = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+        self.conv, self.grid = nnx.Conv(WIDTH, WIDTH, (3, 3), rngs=nnx.Rngs(1)), (height, width)
+
+    def __call__(self, x):
+        return self.conv(self.first(x).reshape(len(x), *self.grid, WIDTH)).reshape(x.shape)
+
+
+def test_code_that_cuts_tokens_into_an_image_of_the_other_orientation_is_the_place():
+    x = np.random.default_rng(0).normal(size=(2, 6, WIDTH)).astype(np.float32)
+    assert parity.compare(Grid(), FlaxGrid(2, 3), x, seeds=1).verdict == "equal"
+    divergence = parity.compare(Grid(), FlaxGrid(3, 2), x, seeds=1).first_divergence
+    assert (divergence.between, divergence.hint) == (("first", "conv"), "")
 
 
 LENGTH = 5

@@ -46,6 +46,19 @@ class UncheckedLinear(_EquinoxModule):
         return self.weight @ x
 
 
+class VmapWrapper(_EquinoxModule):
+    """Takes a batch, as what `filter_vmap` makes."""
+
+    layer: UncheckedLinear
+    inference: bool = False
+
+    def __call__(self, x, key=None):
+        return jax.vmap(self.layer)(x)
+
+
+VmapWrapper.__module__, VmapWrapper.__qualname__ = "equinox._vmap_pmap", "_VmapWrapper"
+
+
 def normed(x, weight, bias, eps):
     """Return a layer norm over the last axis."""
     centred = x - x.mean(-1, keepdims=True)

@@ -73,6 +73,7 @@ def test_inputs_that_are_an_example_and_a_batch_are_refused_with_what_settles_it
     square = np.concatenate([X[0], X[1], X[0, :2]])
     with pytest.raises(ValueError, match=r"one example and as a batch, .*eqx\.filter_vmap\(module\)"):
         compare(linear, side, square, seeds=1)
+    assert compare(linear, libraries.VmapWrapper(side), square, seeds=1).verdict == "equal"
 
 
 @pytest.mark.parametrize(
