@@ -86,7 +86,7 @@ def _single_changes(program: Program) -> Iterator[ProgramChange]:
     for name, at, source, made in reversed(program.calls):
         if name and not name.startswith("_"):
             yield from of_call(program, name, at, source, made)
-    for operation in reversed(program.operations):
+    for operation in reversed([item for item in program.operations if not item.is_of_algorithm]):
         for kind, maker in _KINDS.items():
             if operation.name in kind:
                 yield from maker(program, operation)

@@ -19,6 +19,9 @@ from ..numpy_interpreter import Interpreter, inline, lines_of
 _COUNTING = ("_mean", "_var", "_std", "_average")
 """Functions of `jax.numpy` that divide by a count."""
 
+_ALGORITHMS = ("/linalg", "/scipy/", "/image/")
+"""Parts of the paths of JAX's code that is more than an operation each."""
+
 _AXES = re.compile(r"ax[ei]s\b")
 
 Value = typing.Any
@@ -139,6 +142,14 @@ class Operation:
     def where(self) -> str:
         """``file:line`` in the user's code, "" if unknown."""
         return "" if self.site is None else self.site.where
+
+    @property
+    def is_of_algorithm(self) -> bool:
+        """Whether a library's algorithm calls for it, such as a factorisation: a user could not change it there."""
+        lines = [*lines_of(self.equation)]
+        line = user_line(lines, {})
+        inner = lines if line is None else lines[: lines.index(line)]
+        return any(part in inside.file for inside in inner for part in _ALGORITHMS)
 
     def described(self, text: str) -> str:
         """Return the description of a change; it mentions the axis of `jax.vmap` where the axes include it."""
