@@ -382,7 +382,7 @@ def positions(case: Case) -> str:
         text, cause = f"positions 0 to {last} of {size} differ, later ones agree", "a mask or padding at the start"
     elif is_run and (first, last) == (1, size - 1):
         text = f"position 0 of {size} agrees, later ones differ"
-        cause = "other scores, positions or masks where the first attends to itself alone, or another step of a recurrence"
+        cause = "other scores, positions or masks where the first attends to itself alone, or a recurrence's step"
     elif is_run and last == size - 1:
         text, cause = f"positions 0 to {first - 1} of {size} agree, later ones differ", "a mask, window or padding"
     elif set(places.tolist()) == edges or (len(places) <= size // 2 and edges <= set(places.tolist())):

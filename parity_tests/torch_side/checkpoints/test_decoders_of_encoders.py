@@ -84,7 +84,7 @@ def test_an_encoder_is_no_decoder_and_a_decoder_no_encoder(tmp_path):
 def test_the_type_of_a_decoder_alone_is_written_as_that_of_its_class(kind):
     own = multimodal.decoder_type(kind)
     assert (own, multimodal.written_type(own)) == (f"{kind}-decoder", kind)
-    assert families.FAMILIES[own].block is not None
+    assert families.FAMILIES[own].decoder is not None
     assert any(own in layouts.find(name).model_types for name in layouts.names())
     # An encoder with a decoder keeps its type, whatever its decoder is.
     assert multimodal.type_of({"model_type": kind, "is_decoder": True}) == own
