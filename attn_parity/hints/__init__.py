@@ -9,7 +9,6 @@ devices     relations that a shared side explains: sums taken twice, pieces of a
 layers      layers computed both ways: activations, gates, convolutions
 changes     changes of one operation that ports get wrong: other axes, orders, branches, functions and numbers
 norms       norms of one input: the statistic, eps and affine step of each side
-spectral    spectral norms of stored vectors, or of those after a step of power iteration
 reshaping   reductions, resizing, padding, softmax and modulation computed both ways
 attention   attention computed both ways, with one step wrong on one side
 """

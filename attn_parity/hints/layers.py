@@ -11,10 +11,9 @@ import numpy as np
 
 from .attention import attention
 from .case import LARGEST, Array, Case, Ways, computed, first_fit
-from .norms import norms
+from .norms import norms, spectral
 from .recurrent import recurrent, sigmoid
 from .reshaping import modulated, padded, reductions, resized, softmaxes
-from .spectral import spectral
 
 
 def _activation(case: Case) -> str:

@@ -50,8 +50,7 @@ class AxisTurn:
     @property
     def moves_one_axis(self) -> bool:
         """Whether the other axes keep their order, as those of an image whose channels come first or last."""
-        rests = ([axis for axis in self.axes if axis != moved] for moved in self.axes)
-        return any(rest == sorted(rest) for rest in rests)
+        return any((rest := [axis for axis in self.axes if axis != moved]) == sorted(rest) for moved in self.axes)
 
     @property
     def keeps_neighbours(self) -> bool:
@@ -292,7 +291,7 @@ def _are_other_masks(left: Array, right: Array) -> bool:
 def _best_turn(left: Array, right: Array) -> tuple[int, AxisTurn] | None:
     """Return the best way to turn one array into the other, behind its rank; None if no shape fits.
 
-    The rank is 0 if the numbers agree, 1 if they agree roughly, and 2 if only the shapes do. Shapes alone tell nothing
+    The rank is 0 if the numbers agree, 1 if they agree roughly, and 2 if only the shapes do. Shapes alone are no match
     where several axes change places: one side may cut its tokens into an image of the other orientation.
     """
     if left.size != right.size:
