@@ -291,8 +291,8 @@ def _are_other_masks(left: Array, right: Array) -> bool:
 def _best_turn(left: Array, right: Array) -> tuple[int, AxisTurn] | None:
     """Return the best way to turn one array into the other, behind its rank; None if no shape fits.
 
-    The rank is 0 if the numbers agree, 1 if they agree roughly, and 2 if only the shapes do. Shapes alone are no match
-    where several axes change places: one side may cut its tokens into an image of the other orientation.
+    The rank is 0 if the numbers agree, 1 if they agree roughly, and 2 if only the shapes do. Shapes do not match
+    alone where several axes change places: a side may cut its tokens into an image of the other orientation.
     """
     if left.size != right.size:
         return None
