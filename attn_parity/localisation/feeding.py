@@ -44,7 +44,9 @@ def calling_of(parent: Node, node: Node) -> list[Candidate]:
         return []
     groups = match_inputs(node.calls[0])
     is_padding = _pads_itself(node)
-    if not is_padding and not _is_given_twice(node.calls[0], groups) and not _is_given_others(node, groups):
+    is_turned = any(not group.turn.is_plain and not group.turn.moves_one_axis for group in groups)
+    is_given_twice = any(_is_given_twice(calls, match_inputs(calls)) for calls in node.calls)
+    if not (is_padding or is_turned or is_given_twice or _is_given_others(node, groups)):
         return []
     earlier = [child for child in nearest(parent) if child.calls and child.order < node.order]
     before = max(earlier, key=lambda child: child.order, default=parent)

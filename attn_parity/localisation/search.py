@@ -436,7 +436,8 @@ class _Search:
             changed = ChangedOperations(
                 self.runner, self.sides, paths, calls, direction, others, lambda: self._fresh_trials(calls)
             )
-            again = functools.cache(lambda: self._fresh_evidence(node, calls, setting))
+            further = calls if between is None else self._further_call(node, direction, calls)
+            again = functools.cache(lambda: self._fresh_evidence(node, further, setting))
             setting = dataclasses.replace(setting, changes=changed.hint, again=again)
         try:
             evidence = evidence_of(self.sides, self.runner, paths, calls, setting)
@@ -480,5 +481,14 @@ class _Search:
         return dataclasses.replace(evidence_between(evidence, dict(same), steps), whole=evidence)
 
     def _worst_call(self, node: Node, direction: Direction) -> dict[Side, Call]:
-        errors = [(one.forward if direction == "forward" else one.backward) or 0.0 for one in node.trials]
+        errors = self._errors(node, direction)
         return node.calls[max(range(len(errors)), key=errors.__getitem__, default=0)]
+
+    def _further_call(self, node: Node, direction: Direction, calls: dict[Side, Call]) -> dict[Side, Call]:
+        """Return the worst other call that differs: what holds for a state of zeros alone does not hold for it."""
+        errors = zip(self._errors(node, direction), node.calls, strict=False)
+        rest = [(error, at) for at, (error, call) in enumerate(errors) if call is not calls and error > LIMIT]
+        return node.calls[max(rest)[1]] if rest and not node.refed else calls
+
+    def _errors(self, node: Node, direction: Direction) -> list[float]:
+        return [(one.forward if direction == "forward" else one.backward) or 0.0 for one in node.trials]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -108,21 +110,23 @@ def test_code_that_pads_in_front_of_a_convolution_is_a_candidate():
 class Grid(nn.Module):
     """Tokens that a convolution sees as an image."""
 
-    def __init__(self):
+    def __init__(self, width=3):
         super().__init__()
-        self.first, self.conv = nn.Linear(WIDTH, WIDTH), nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+        self.first, self.conv, self.width = nn.Linear(WIDTH, WIDTH), nn.Conv2d(WIDTH, WIDTH, 3, padding=1), width
 
     def forward(self, x):
-        return self.conv(self.first(x).swapaxes(1, 2).unflatten(-1, (2, 3))).flatten(2).swapaxes(1, 2)
+        return self.conv(self.first(x).swapaxes(1, 2).unflatten(-1, (2, self.width))).flatten(2).swapaxes(1, 2)
 
 
 class FlaxGrid(nnx.Module):
-    def __init__(self, height, width):
+    def __init__(self, height, width, is_turned=False):
         self.first = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
         self.conv, self.grid = nnx.Conv(WIDTH, WIDTH, (3, 3), rngs=nnx.Rngs(1)), (height, width)
+        self.is_turned = is_turned
 
     def __call__(self, x):
-        return self.conv(self.first(x).reshape(len(x), *self.grid, WIDTH)).reshape(x.shape)
+        image = self.first(x).reshape(len(x), *self.grid, WIDTH)
+        return self.conv(image.swapaxes(1, 2) if self.is_turned else image).reshape(x.shape)
 
 
 def test_code_that_cuts_tokens_into_an_image_of_the_other_orientation_is_the_place():
@@ -130,6 +134,73 @@ def test_code_that_cuts_tokens_into_an_image_of_the_other_orientation_is_the_pla
     assert parity.compare(Grid(), FlaxGrid(2, 3), x, seeds=1).verdict == "equal"
     divergence = parity.compare(Grid(), FlaxGrid(3, 2), x, seeds=1).first_divergence
     assert (divergence.between, divergence.hint) == (("first", "conv"), "")
+
+
+def test_code_that_turns_a_square_image_is_the_place():
+    x = np.random.default_rng(0).normal(size=(2, 4, WIDTH)).astype(np.float32)
+    divergence = parity.compare(Grid(2), FlaxGrid(2, 2, is_turned=True), x, seeds=1).first_divergence
+    assert {(one.path, one.between) for one in divergence.candidates} == {("", ("first", "conv")), ("conv", None)}
+
+
+class Cell(nn.Module):
+    def __init__(self, is_turned=False):
+        super().__init__()
+        self.gates, self.is_turned = nn.Linear(2 * WIDTH, 3 * WIDTH), is_turned
+
+    def forward(self, x, hidden, state):
+        both = torch.cat([hidden, x] if self.is_turned else [x, hidden], -1)
+        keep, new, out = self.gates(both).chunk(3, -1)
+        state = torch.sigmoid(keep) * state + torch.tanh(new)
+        return torch.sigmoid(out) * torch.tanh(state), state
+
+
+class Loop(nn.Module):
+    """A recurrent layer whose states are zeros at first."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x):
+        hidden = state = torch.zeros_like(x[:, 0])
+        for step in range(x.shape[1]):
+            hidden, state = self.cell(x[:, step], hidden, state)
+        return hidden
+
+
+class FlaxCell(nnx.Module):
+    def __init__(self):
+        self.gates = nnx.Linear(2 * WIDTH, 3 * WIDTH, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, hidden, state):
+        keep, new, out = jnp.split(self.gates(jnp.concatenate([x, hidden], -1)), 3, axis=-1)
+        state = jax.nn.sigmoid(keep) * state + jnp.tanh(new)
+        return jax.nn.sigmoid(out) * jnp.tanh(state), state
+
+
+class FlaxLoop(nnx.Module):
+    def __init__(self):
+        self.cell = FlaxCell()
+
+    def __call__(self, x):
+        hidden = state = jnp.zeros_like(x[:, 0])
+        for step in range(x.shape[1]):
+            _, state = self.cell(x[:, step], hidden, state)
+            hidden = state
+        return hidden
+
+
+def test_code_that_gives_a_later_call_one_state_twice_is_the_place():
+    x = np.random.default_rng(0).normal(size=(2, 4, WIDTH)).astype(np.float32)
+    divergence = parity.compare(Loop(Cell()), FlaxLoop(), x, seeds=1).first_divergence
+    assert (divergence.path, divergence.between) == ("", ("", "cell"))
+
+
+def test_a_hint_holds_for_calls_whose_states_are_not_zero():
+    x = np.random.default_rng(0).normal(size=(2, 4, WIDTH)).astype(np.float32)
+    divergence = parity.compare(Loop(Cell()), Loop(Cell(is_turned=True)), x, seeds=1).first_divergence
+    assert divergence.path == "cell"
+    assert "zeros" not in divergence.hint
 
 
 LENGTH = 5
