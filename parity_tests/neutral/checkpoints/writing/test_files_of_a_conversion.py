@@ -10,7 +10,7 @@ import attn_bridge
 from attn_bridge import checkpoints
 from attn_bridge.cli.app import run
 
-MOST = 60
+MOST = 61
 ROOM = str(Path(attn_bridge.__file__).parent)
 
 
