@@ -160,8 +160,8 @@ def scaled_transforms(made: Array, count: int) -> Iterator[tuple[str, Array]]:
 
 
 def reductions(operand: Array, axes: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield other axes to reduce."""
-    for count in range(1, operand.ndim + 1):
+    """Yield other axes to reduce, as many first: more or fewer may fit where an axis has one element."""
+    for count in sorted(range(1, operand.ndim + 1), key=lambda count: abs(count - len(axes))):
         for other in itertools.combinations(range(operand.ndim), count):
             if other != tuple(sorted(axes)):
                 yield f"a reduction of axes {list(other)} for {sorted(map(int, axes))}", other

@@ -384,7 +384,8 @@ def positions(case: Case) -> str:
         text = f"position 0 of {size} agrees, later ones differ"
         cause = "other scores, positions or masks where the first attends to itself alone, or a recurrence's step"
     elif is_run and last == size - 1:
-        text, cause = f"positions 0 to {first - 1} of {size} agree, later ones differ", "a mask, window or padding"
+        text = f"positions 0 to {first - 1} of {size} agree, later ones differ"
+        cause = "a mask, window or padding, or a recurrence's step"
     elif set(places.tolist()) == edges or (len(places) <= size // 2 and edges <= set(places.tolist())):
         text, cause = f"only positions at both edges differ ({len(places)} of {size})", "another padding"
     else:

@@ -299,3 +299,9 @@ def test_no_operation_inside_an_algorithm_of_a_library_is_changed():
         return jnp.linalg.slogdet(x @ x.swapaxes(1, 2) + jnp.eye(3))[1]
 
     assert not changes(lambda x: 0.5 * volumes(x), volumes)
+
+
+def test_as_many_axes_come_first_where_one_of_them_has_one_element():
+    x = RANDOM.normal(size=(1, 1, 3, 5))
+    made = changes(lambda x: x - x.mean((0, 1, 2), keepdims=True), lambda x: x - x.mean((0, 1, 3), keepdims=True), x)
+    assert made[0][0] == "a reduction of axes [0, 1, 2] for [0, 1, 3]"

@@ -139,3 +139,22 @@ def test_a_mask_that_hides_nothing_is_one_line():
     assert [line for line in report.unreached if "always" in line or "everywhere" in line] == [
         "another mask: True everywhere, so that a side may ignore it"
     ]
+
+
+def test_a_bound_of_an_activation_that_no_number_reaches_is_not_covered():
+    class Bounded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = nn.ReLU6()
+
+        def forward(self, x):
+            return self.act(0.01 * x)
+
+    class Unbounded(nnx.Module):
+        def __call__(self, x):
+            return jax.nn.relu(0.01 * x)
+
+    report = compare(Bounded(), Unbounded(), X, seeds=1)
+    assert report.verdict == "equal"
+    (line,) = (line for line in report.unreached if "hardtanh" in line)  # which ReLU6 calls
+    assert line.endswith(": no number reaches its upper bound")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ....sides.subject import Array
 from ....sides.tables import Branches
@@ -22,10 +23,15 @@ _CHOICES = (
     *("minimum", "fmax", "fmin", "max", "min", "__bool__"),
 )
 
-CHOICES: Mapping[object, str] = {
+CHOICES: dict[object, str] = {
     getattr(owner, name): name.strip("_") for name in _CHOICES for owner in (torch, Tensor) if hasattr(owner, name)
 }
 """Function of torch that chooses between numbers -> its name."""
+
+BOUNDED = {functional.relu6: (0.0, 6.0), functional.hardtanh: (-1.0, 1.0)}
+"""Activation, which a layer of torch may call for the user -> the bounds that it has by default."""
+
+CHOICES.update({function: function.__name__ for function in BOUNDED})
 
 
 def note(
@@ -33,7 +39,7 @@ def note(
 ) -> None:
     """Note the branches that a call of one of `CHOICES` takes, if the user's code calls it, and no library's."""
     site = call_site(live(sys._getframe(2)))
-    if site is None or len(site.below) > 1:
+    if site is None or (len(site.below) > 1 and func not in BOUNDED):
         return
     name, where, kwargs = CHOICES[func], site.where, kwargs or {}
     with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -46,6 +52,11 @@ def note(
                 branches.choose(name, where, condition, first, second)
         elif name == "masked_fill" and len(numbers) == 3 and numbers[1] is not None:
             branches.choose(name, where, numbers[1], numbers[2], numbers[0])
+        elif func in BOUNDED and numbers[0] is not None:
+            given = [*args[1:3], *(kwargs[key] for key in ("min_val", "max_val") if key in kwargs)]
+            bounds_of = given if name == "hardtanh" and len(given) == 2 else BOUNDED[func]
+            for bound, upper in zip(bounds_of, (False, True), strict=True):
+                branches.limit(name, where, numbers[0], np.asarray(bound), upper=upper)
         elif name.startswith("cl") and numbers[0] is not None:
             names = {"clamp_min": ("min",), "clamp_max": ("max",)}.get(name, ("min", "max"))
             bounds = {**{key: _array(kwargs[key]) for key in kwargs}, **dict(zip(names, numbers[1:], strict=False))}

@@ -104,6 +104,7 @@ def _numbered(program: Program, members: Sequence[tuple[Operation, int]]) -> tup
         return [index for _, index in members], len(first.results)
     takers = (program.operations[at] for at in program.takes[first.operands[0]])
     parts = [operation for operation in takers if operation.name in _PARTS]
+    parts.sort(key=lambda operation: operation.params.get("start_indices", ()))  # as they lie, not as they run
     return [parts.index(operation) for operation, _ in members], len(parts)
 
 
