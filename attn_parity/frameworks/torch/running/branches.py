@@ -53,9 +53,9 @@ def note(
         elif name == "masked_fill" and len(numbers) == 3 and numbers[1] is not None:
             branches.choose(name, where, numbers[1], numbers[2], numbers[0])
         elif func in BOUNDED and numbers[0] is not None:
-            given = [*args[1:3], *(kwargs[key] for key in ("min_val", "max_val") if key in kwargs)]
-            bounds_of = given if name == "hardtanh" and len(given) == 2 else BOUNDED[func]
-            for bound, upper in zip(bounds_of, (False, True), strict=True):
+            values = [*args[1:3], *(kwargs[key] for key in ("min_val", "max_val") if key in kwargs)]
+            ends = values if name == "hardtanh" and len(values) == 2 else BOUNDED[func]
+            for bound, upper in zip(ends, (False, True), strict=True):
                 branches.limit(name, where, numbers[0], np.asarray(bound), upper=upper)
         elif name.startswith("cl") and numbers[0] is not None:
             names = {"clamp_min": ("min",), "clamp_max": ("max",)}.get(name, ("min", "max"))

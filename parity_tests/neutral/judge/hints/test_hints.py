@@ -499,7 +499,8 @@ def test_causes_are_not_named_where_they_cannot_exist():
     assert hint(X, later, path="flatten").endswith("differ")
     assert hint(X, later, **convolution) == ""
     for first_class in ("SelfAttention", "MHA"):
-        assert hint(X, later, first_class=first_class).endswith("consistent with a mask, window or padding, or a recurrence's step")
+        text = hint(X, later, first_class=first_class)
+        assert text.endswith("consistent with a mask, window or padding, or a recurrence's step")
     emptied = np.where(np.arange(9)[:, None] == 3, 0, rows)
     assert hint(rows, emptied, path="fc") == "1 of 9 positions differ, from 3 on"
     assert "padding_idx" in hint(rows, emptied, first_class="Embedding")
