@@ -18,7 +18,8 @@ from ...containers.base import CheckpointError, Reader, TensorInfo, Writer
 from ...containers.files import reason, unwritable
 from ...containers.writing import Flusher, put
 from ..jobs import Job, JournalEntry, Piece
-from . import StagingPlace, staging
+from . import staging
+from .staging import StagingPlace
 
 
 class LocalPlace(StagingPlace):

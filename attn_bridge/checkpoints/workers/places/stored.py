@@ -34,8 +34,9 @@ from ...containers.remote import RemotePath
 from ...containers.remote.joining import abandon, join
 from ...containers.remote.staged import Staged, staged_path
 from ..jobs import Job, JournalEntry, Piece
-from . import StagingPlace, staging
+from . import staging
 from .leases import Lease, is_dead
+from .staging import StagingPlace
 
 OFTEN = 1 << 26
 """Bytes between journal entries of a worker."""
