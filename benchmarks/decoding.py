@@ -2,8 +2,10 @@
 
 python -m benchmarks.decoding [--length 8192 32768] [--batch 1 8] [--dtype float32 bfloat16] [--rounds 15] [--best]
 
-Everything is measured alternately in one process, and the median of the rounds is shown, or the best. The stream
-(`measuring.stream`) reads the bytes of the keys and values on all cores and sums them; it does not run on a GPU.
+Everything is measured alternately in one process, and the median of the rounds is shown, or the best. A round calls
+each several times in a row, as decoding does, and times the last call. The stream (`measuring.stream`) reads the bytes
+of the keys and values on all cores and sums them; it does not run on a GPU. The last line of a cache is what limits
+attention: the floating-point operations of its products, and their time at the rate of torch's product of two squares.
 """
 
 from __future__ import annotations
@@ -38,6 +40,12 @@ SIZES = {"12 heads of 64": (12, 12, 64), "32 heads of 128, 8 of keys": (32, 8, 1
 ROOM = 64
 """Tokens that the cache has room for beyond those in it, before the rounds."""
 
+CALLS = 5
+"""Calls in a row. The first three behind another contender took up to twice as long as the next, on a Xeon."""
+
+SQUARE = 2048
+"""Edge of the matrices of the product that floating-point operations are compared with."""
+
 PAUSE = 0.02
 """Seconds before a round. OpenMP's threads wait busily for a while after torch's calls, which therefore come last."""
 
@@ -66,6 +74,7 @@ def main() -> None:
             share = "" if "step" in way else f"{100 * durations[what] / seconds:6.0f} % of the speed of {what}"
             print(f"  {way:24}{1000 * seconds:9.2f} ms{size / seconds / 1e9:7.1f} GB/s{share}")
         print(f"  JAX's step takes {durations['JAX, whole step'] / durations['torch, whole step']:.2f} times torch's")
+        print(f"  {products(config, length, batch, options.rounds)}")
         print(f"  {programs(config, length, batch, dtype)}", flush=True)
     sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
     print("\n".join(machine.sentences({**machine.describe(), "frameworks": sides})))
@@ -75,7 +84,7 @@ def measure(
     config: GroupedQueryAttentionConfig, length: int, rounds: int, batch: int = 1, dtype: str = "float32"
 ) -> dict[str, list[float]]:
     """Return measurement -> seconds of each round."""
-    capacity = length + ROOM + 4 * rounds
+    capacity = length + ROOM + 2 * CALLS * (rounds + 1)
     device = torch_side.device()
     in_torch = torch_attn.GroupedQueryAttention(config, dtype=getattr(torch, dtype)).eval()
     in_flax = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0), param_dtype=dtype, dtype=dtype)
@@ -134,7 +143,8 @@ def measure(
         for _ in range(rounds):
             time.sleep(PAUSE)
             for name, way in ways.items():
-                way()
+                for _ in range(CALLS - 1):
+                    way()
                 torch_side.wait(None)
                 start = time.perf_counter()
                 way()
@@ -147,6 +157,25 @@ def flax_step() -> object:
     """Return a step that gives the cache away."""
     return jax.jit(lambda graph, weights, x, cache: nnx.merge(graph, weights)(x, cache=cache), static_argnums=0,
                    donate_argnums=3)  # fmt: skip
+
+
+def products(config: GroupedQueryAttentionConfig, length: int, batch: int, rounds: int) -> str:
+    """Return a line on the products of a step's attention and on the time that they take alone, in float32."""
+    multiply = torch_side.matmul(SQUARE, "float32")
+    seconds = []
+    multiply()
+    for _ in range(rounds):
+        start = time.perf_counter()
+        multiply()
+        torch_side.wait(None)
+        seconds.append(time.perf_counter() - start)
+    rate = 2 * SQUARE**3 / statistics.median(seconds)
+    # Each head multiplies its query with every key, and its weights with every value.
+    operations = 4 * batch * length * config.num_heads * config.head_dim
+    return (
+        f"products of attention: {operations / 1e9:.2f} GFLOP, {1000 * operations / rate:.2f} ms at the "
+        f"{rate / 1e9:.0f} GFLOP/s of a product of squares"
+    )
 
 
 def programs(config: GroupedQueryAttentionConfig, length: int, batch: int = 1, dtype: str = "float32") -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,9 @@ Options = dict[str, Any]
 """Arguments of a call in addition to query, key and value."""
 
 WAYS = "fwd", "fwd+bwd"
+
+SELF = "each token alone"
+"""The case whose masks let one score of each query through: nearly all of its time is reading and writing."""
 
 BITS = "drawing a mask alone"
 """The case that draws the mask of `dropout`, with each framework's own generator, and computes no attention."""
@@ -65,18 +68,27 @@ def main() -> None:
                 seconds = medians[name, side, what]
                 line += f"{1000 * seconds:{digits}.1f}{seconds / medians['causal', side, what]:6.2f}"
         print(line)
-    print("time per score that the mask lets through, relative to causal; the share of scores that it lets through")
-    print(f"{'':28}{'share':>9}" + "".join(f"{f'{side} {way}':>15}" for side in ("torch", "jax") for way in WAYS))
     visible = visible_shares(batch, tokens, heads)
-    for name, share in visible.items():
+    print("time per score that the mask lets through, relative to causal; the share of scores that it lets through")
+    _print_per_score(medians, visible)
+    print(f"the same of what a call takes beyond `{SELF}`, which reads and writes as much and computes hardly anything")
+    beyond = {key: seconds - medians[SELF, *key[1:]] for key, seconds in medians.items()}
+    more = {name: share - visible[SELF] for name, share in visible.items() if name != SELF}
+    _print_per_score(beyond, more)
+    sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
+    print("\n".join(machine.sentences({**machine.describe(), "frameworks": sides})))
+
+
+def _print_per_score(seconds: Mapping[tuple[str, str, str], float], shares: Mapping[str, float]) -> None:
+    """Print the times of calls, each divided by its share of the scores, relative to that of the causal call."""
+    print(f"{'':28}{'share':>9}" + "".join(f"{f'{side} {way}':>15}" for side in ("torch", "jax") for way in WAYS))
+    for name, share in shares.items():
         line = f"{name:28}{share:9.1%}"
         for side in ("torch", "jax"):
             for what in WAYS:
-                relative = medians[name, side, what] / medians["causal", side, what]
-                line += f"{relative * visible['causal'] / share:15.2f}"
+                relative = seconds[name, side, what] / seconds["causal", side, what]
+                line += f"{relative * shares['causal'] / share:15.2f}"
         print(line)
-    sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
-    print("\n".join(machine.sentences({**machine.describe(), "frameworks": sides})))
 
 
 def cases(batch: int, tokens: int, heads: int) -> dict[str, Options]:
@@ -85,6 +97,7 @@ def cases(batch: int, tokens: int, heads: int) -> dict[str, Options]:
     bias = random.normal(size=(1, heads, tokens, tokens)).astype(np.float32)
     return {
         "causal": {"mask": causal},
+        SELF: {"mask": masks.sliding_window(1)},
         "window of 1/8": {"mask": masks.sliding_window(max(tokens // 8, 1))},
         "chunks of 1/4": {"mask": masks.chunked(max(tokens // 4, 1))},
         "prefix of 1/4": {"mask": masks.prefix(max(tokens // 4, 1))},

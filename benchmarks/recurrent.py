@@ -1,9 +1,10 @@
 """Recurrent layers next to the published torch code, as transformers has it for CPUs.
 
-    python -m benchmarks.recurrent [--rounds 7] [--decode]
+    python -m benchmarks.recurrent [--rounds 7] [--decode | --products]
 
-The gated delta rule of whole sequences, or with ``--decode`` layers that decode token by token behind a cache.
-Everything is measured alternately in one process, and the median of the rounds is shown.
+The gated delta rule of whole sequences, with ``--products`` next to its matrix products alone, or with ``--decode``
+layers that decode token by token behind a cache. Everything is measured alternately in one process, and the median of
+the rounds is shown.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated
 import jax_attn.recurrent.recurrence
 import torch_attn.recurrent.recurrence
 
-from .measuring import machine
+from .measuring import machine, products
 from .sides import jax_side, torch_side
 
 SHAPES = [(1, 2048, 16, 128), (2, 512, 8, 64), (1, 777, 4, 80)]
@@ -53,8 +54,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--decode", action="store_true", help="measure layers that decode behind a cache")
+    parser.add_argument("--products", action="store_true", help="measure ours next to their matrix products alone")
     arguments = parser.parse_args()
     rounds = arguments.rounds
+    if arguments.products:
+        _print_products(rounds)
+        return
     print(f"float32, milliseconds, median of {rounds}; times as long as the reference takes")
     for name in LAYERS if arguments.decode else ():
         for batch in (1, 8):
@@ -63,6 +68,33 @@ def main() -> None:
     for shape in () if arguments.decode else SHAPES:
         for what, ways in (("forward", forward(*shape)), ("with gradients", with_gradients(*shape))):
             print(f"{shape} {what}: {_row(ways, rounds)}", flush=True)
+    _print_machine()
+
+
+def _print_products(rounds: int) -> None:
+    """Measure and print how many times as long as its matrix products each of ours takes."""
+    print(
+        f"float32, milliseconds, median of {rounds}; times as long as its matrix products and triangular systems alone"
+    )
+    for shape in SHAPES:
+        arrays = [jnp.asarray(operand) for operand in operands(*shape)]
+        for what, make, traced in (
+            ("forward", forward, _in_jax),
+            ("with gradients", with_gradients, _gradients_in_jax),
+        ):
+            ways = {name: way for name, way in make(*shape).items() if name != "reference"}
+            alone = {"torch": products.of_torch(ways["torch"]), "jax": products.of_jax(traced, *arrays)}
+            durations = measure({**ways, **{f"{name} alone": way for name, way in alone.items()}}, rounds)
+            cells = (
+                f"{name} {1000 * durations[name]:.2f} of {1000 * durations[f'{name} alone']:.2f} "
+                f"({durations[name] / durations[f'{name} alone']:.2f})"
+                for name in ways
+            )
+            print(f"{shape} {what}: {', '.join(cells)}", flush=True)
+    _print_machine()
+
+
+def _print_machine() -> None:
     sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
     print("\n".join(machine.sentences({**machine.describe(), "frameworks": sides})))
 
@@ -127,11 +159,19 @@ def operands(batch: int, tokens: int, heads: int, width: int) -> list[np.ndarray
     return [one.astype(np.float32) for one in (query * width**-0.5, key, value, decay, beta)]
 
 
+def _in_jax(*inputs: jax.Array) -> jax.Array:
+    return jax_attn.recurrent.recurrence.gated_delta_rule(*inputs)[0]
+
+
+def _gradients_in_jax(*inputs: jax.Array) -> tuple[jax.Array, ...]:
+    return jax.grad(lambda *inputs: _in_jax(*inputs).sum(), argnums=tuple(range(5)))(*inputs)
+
+
 def forward(*shape: int) -> dict[str, Callable[[], object]]:
     """Return contender -> function that computes the context."""
     arrays = operands(*shape)
     tensors, in_jax = [torch.from_numpy(one) for one in arrays], [jnp.asarray(one) for one in arrays]
-    run = jax.jit(lambda *inputs: jax_attn.recurrent.recurrence.gated_delta_rule(*inputs)[0])
+    run = jax.jit(_in_jax)
     return {
         "reference": lambda: reference(*tensors),
         "torch": lambda: torch_attn.recurrent.recurrence.gated_delta_rule(*tensors)[0],
@@ -143,11 +183,7 @@ def with_gradients(*shape: int) -> dict[str, Callable[[], object]]:
     """Return contender -> function that computes the gradients of all operands."""
     arrays = operands(*shape)
     in_jax = [jnp.asarray(one) for one in arrays]
-
-    def total(*inputs: jax.Array) -> jax.Array:
-        return jax_attn.recurrent.recurrence.gated_delta_rule(*inputs)[0].sum()
-
-    run = jax.jit(jax.grad(total, argnums=tuple(range(5))))
+    run = jax.jit(_gradients_in_jax)
 
     def gradients(function: Callable[..., torch.Tensor]) -> None:
         function(*(torch.from_numpy(one).requires_grad_() for one in arrays)).sum().backward()

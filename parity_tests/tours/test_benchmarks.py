@@ -9,12 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+import torch
 
 import attn_bridge
-from benchmarks import accelerator, bfloat16, decoding, meshes, models, options
+from benchmarks import accelerator, bfloat16, decoding, meshes, models, options, recurrent
 from benchmarks.agents.catalogue import PORTS
 from benchmarks.agents.trials import run
+from benchmarks.measuring import products
 from benchmarks.measuring.bench import Bench
 from benchmarks.measuring.cells import Cell, Group
 from benchmarks.measuring.session import Plan, Worker, WorkerError, groups, measure
@@ -162,6 +166,32 @@ def test_decoding_is_measured_and_compiles_one_program(monkeypatch, capsys):
     decoding.main()
     printed = capsys.readouterr().out
     assert printed.count("torch, attention") == printed.count("JAX: 1 program for 5 steps") == len(decoding.SIZES)
+    # Four operations per channel: a product and a sum with the key, and with the value.
+    assert f"products of attention: {4 * 96 * 32 * 128 / 1e9:.2f} GFLOP" in printed
+
+
+def test_a_recurrent_layer_is_measured_beside_its_matrix_products(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["recurrent", "--products", "--rounds", "1"])
+    monkeypatch.setattr(recurrent, "SHAPES", [(1, 70, 2, 8)])
+    recurrent.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("(1, 70, 2, 8)")]
+    assert [line.count(" of ") for line in lines] == [2, 2]
+
+
+def test_products_of_a_program_are_counted_as_often_as_they_run():
+    matrices = jnp.ones((5, 3, 4))
+
+    def program(matrices):
+        _, products = jax.lax.scan(lambda carry, matrix: (carry, jax.jit(lambda m: m @ m.T)(matrix)), 0.0, matrices)
+        return products, matrices[0] @ matrices[1].T, 2 * matrices
+
+    counted = products.of_jax(program, matrices)()
+    assert sorted(product.shape for product in counted) == [(6, 3, 3)]
+    tensors = torch.ones(5, 3, 4, requires_grad=True)
+    of_gradients = products.of_torch(lambda: (tensors @ tensors.mT).sum().backward())
+    with products.Recorder() as recorder:
+        of_gradients()
+    assert len(recorder.calls) == 3  # the product, and the gradient of each of its operands
 
 
 def test_without_an_accelerator_its_page_is_not_written(tmp_path, monkeypatch, capsys):
@@ -195,13 +225,17 @@ def test_the_accelerator_page_shows_each_command_and_outcome(tmp_path, monkeypat
 @pytest.mark.full  # measures with the functions that the quick run of the command covers
 def test_what_options_cost_is_measured(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["options", "--shape", "1,160,2,8", "--rounds", "1"])
-    few = ("causal", "sinks", "bias, differentiated", "dropout")
+    few = ("causal", options.SELF, "sinks", "bias, differentiated", "dropout")
     monkeypatch.setattr(options, "cases", lambda *sizes, all=options.cases: {one: all(*sizes)[one] for one in few})
     options.main()
     lines = capsys.readouterr().out.splitlines()
-    assert [line[:28].strip() for line in lines[3:7]] == list(few)
-    assert [line[28:].split()[0] for line in lines[3:7]] == ["sdpa", "cpu_flash", "sdpa", "sdpa"]
-    assert all("cpu_flash" in line for line in lines[3:7])
+    assert [line[:28].strip() for line in lines[3:8]] == list(few)
+    assert [line[28:].split()[0] for line in lines[3:8]] == ["sdpa", "windowed", "cpu_flash", "sdpa", "sdpa"]
+    assert all("cpu_flash" in line for line in lines[3:8])
+    tables = [line for line in lines if line.endswith("jax fwd+bwd")]
+    assert len(tables) == 2
+    first_rows = [line for line, above in zip(lines[1:], lines, strict=False) if above in tables]
+    assert [row.split()[2:] for row in first_rows] == [["1.00"] * 4] * 2
     assert lines[3].split()[3::2][0] == "1.00"
 
 
