@@ -2,9 +2,9 @@
 
     python -m benchmarks.recurrent [--rounds 7] [--decode | --products]
 
-The gated delta rule of whole sequences, with ``--products`` next to its matrix products alone, or with ``--decode``
-layers that decode token by token behind a cache. Everything is measured alternately in one process, and the median of
-the rounds is shown.
+The gated delta rule of whole sequences, with ``--products`` three rules next to their matrix products alone, or with
+``--decode`` layers that decode token by token behind a cache. Everything is measured alternately in one process, and
+the median of the rounds is shown.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,13 @@ import transformers
 from flax import nnx
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
-import jax_attn.recurrent.recurrence
-import torch_attn.recurrent.recurrence
+import jax_attn
+import torch_attn
+from attn_bridge.recurrence import CHANNEL_CHUNK_SIZE
+from jax_attn.recurrent import decayed as decayed_in_jax
+from jax_attn.recurrent import recurrence as recurrence_in_jax
+from torch_attn.recurrent import decayed as decayed_in_torch
+from torch_attn.recurrent import recurrence as recurrence_in_torch
 
 from .measuring import machine, products
 from .sides import jax_side, torch_side
@@ -66,31 +72,31 @@ def main() -> None:
             row = _row(decoding(name, batch), rounds)
             print(f"{name}, batch {batch}, {STEPS + 1} tokens one by one: {row}", flush=True)
     for shape in () if arguments.decode else SHAPES:
-        for what, ways in (("forward", forward(*shape)), ("with gradients", with_gradients(*shape))):
+        for what, make in (("forward", forward), ("with gradients", with_gradients)):
+            ways = make("gated delta rule", *shape)
             print(f"{shape} {what}: {_row(ways, rounds)}", flush=True)
     _print_machine()
 
 
 def _print_products(rounds: int) -> None:
-    """Measure and print how many times as long as its matrix products each of ours takes."""
+    """Measure and print how many times as long as its matrix products each rule takes."""
     print(
-        f"float32, milliseconds, median of {rounds}; times as long as its matrix products and triangular systems alone"
+        f"float32, milliseconds, median of {rounds}; times as long as the matrix products and triangular systems alone"
     )
-    for shape in SHAPES:
-        arrays = [jnp.asarray(operand) for operand in operands(*shape)]
-        for what, make, traced in (
-            ("forward", forward, _in_jax),
-            ("with gradients", with_gradients, _gradients_in_jax),
-        ):
-            ways = {name: way for name, way in make(*shape).items() if name != "reference"}
-            alone = {"torch": products.of_torch(ways["torch"]), "jax": products.of_jax(traced, *arrays)}
-            durations = measure({**ways, **{f"{name} alone": way for name, way in alone.items()}}, rounds)
-            cells = (
-                f"{name} {1000 * durations[name]:.2f} of {1000 * durations[f'{name} alone']:.2f} "
-                f"({durations[name] / durations[f'{name} alone']:.2f})"
-                for name in ways
-            )
-            print(f"{shape} {what}: {', '.join(cells)}", flush=True)
+    for rule in RULES:
+        for shape in SHAPES:
+            arrays = [jnp.asarray(operand) for operand in operands_of(rule, *shape)]
+            for what, make in (("forward", forward), ("with gradients", with_gradients)):
+                ways = {name: way for name, way in make(rule, *shape).items() if name != "reference"}
+                program = traced(rule, with_gradients=make is with_gradients)
+                alone = {"torch": products.of_torch(ways["torch"]), "jax": products.of_jax(program, *arrays)}
+                durations = measure({**ways, **{f"{name} alone": way for name, way in alone.items()}}, rounds)
+                cells = (
+                    f"{name} {1000 * durations[name]:.2f} of {1000 * durations[f'{name} alone']:.2f} "
+                    f"({durations[name] / durations[f'{name} alone']:.2f})"
+                    for name in ways
+                )
+                print(f"{rule}, {shape} {what}: {', '.join(cells)}", flush=True)
     _print_machine()
 
 
@@ -159,38 +165,65 @@ def operands(batch: int, tokens: int, heads: int, width: int) -> list[np.ndarray
     return [one.astype(np.float32) for one in (query * width**-0.5, key, value, decay, beta)]
 
 
-def _in_jax(*inputs: jax.Array) -> jax.Array:
-    return jax_attn.recurrent.recurrence.gated_delta_rule(*inputs)[0]
+RuleForm = Callable[..., Any]
+"""A rule in a framework, of operands; the context is what it returns first."""
+
+RULES: dict[str, tuple[RuleForm, RuleForm, dict[str, Any]]] = {
+    "gated delta rule": (recurrence_in_torch.gated_delta_rule, recurrence_in_jax.gated_delta_rule, {}),
+    "gated delta rule by channel (KDA)": (
+        recurrence_in_torch.gated_delta_rule,
+        recurrence_in_jax.gated_delta_rule,
+        {"chunk_size": CHANNEL_CHUNK_SIZE},
+    ),
+    "decayed attention (Mamba-2)": (decayed_in_torch.decayed_attention, decayed_in_jax.decayed_attention, {}),
+}
+"""Rule -> its form in torch and in JAX, and options."""
 
 
-def _gradients_in_jax(*inputs: jax.Array) -> tuple[jax.Array, ...]:
-    return jax.grad(lambda *inputs: _in_jax(*inputs).sum(), argnums=tuple(range(5)))(*inputs)
+def operands_of(rule: str, *shape: int) -> list[np.ndarray]:
+    """Return the operands of a rule: decays of each channel for one by channel, no beta for one without."""
+    *sequences, decay, beta = operands(*shape)
+    if "channel" in rule:
+        decay = np.random.default_rng(1).random(shape, np.float32) * decay[..., None]
+    return [*sequences, decay] if "Mamba" in rule else [*sequences, decay, beta]
 
 
-def forward(*shape: int) -> dict[str, Callable[[], object]]:
+def traced(rule: str, *, with_gradients: bool) -> Callable[..., Any]:
+    """Return a function of operands that JAX can trace: the context, or the gradients of its sum for all operands."""
+    _, in_jax, options = RULES[rule]
+
+    def context(*inputs: jax.Array) -> jax.Array:
+        return in_jax(*inputs, **options)[0]
+
+    if not with_gradients:
+        return context
+    return lambda *inputs: jax.grad(lambda *inputs: context(*inputs).sum(), argnums=tuple(range(len(inputs))))(*inputs)
+
+
+def forward(rule: str, *shape: int) -> dict[str, Callable[[], object]]:
     """Return contender -> function that computes the context."""
-    arrays = operands(*shape)
-    tensors, in_jax = [torch.from_numpy(one) for one in arrays], [jnp.asarray(one) for one in arrays]
-    run = jax.jit(_in_jax)
+    arrays, (in_torch, _, options) = operands_of(rule, *shape), RULES[rule]
+    tensors, in_jax = [torch.from_numpy(array) for array in arrays], [jnp.asarray(array) for array in arrays]
+    run = jax.jit(traced(rule, with_gradients=False))
     return {
         "reference": lambda: reference(*tensors),
-        "torch": lambda: torch_attn.recurrent.recurrence.gated_delta_rule(*tensors)[0],
+        "torch": lambda: in_torch(*tensors, **options)[0],
         "jax": lambda: run(*in_jax).block_until_ready(),
     }
 
 
-def with_gradients(*shape: int) -> dict[str, Callable[[], object]]:
+def with_gradients(rule: str, *shape: int) -> dict[str, Callable[[], object]]:
     """Return contender -> function that computes the gradients of all operands."""
-    arrays = operands(*shape)
-    in_jax = [jnp.asarray(one) for one in arrays]
-    run = jax.jit(_gradients_in_jax)
+    arrays, (in_torch, _, options) = operands_of(rule, *shape), RULES[rule]
+    in_jax = [jnp.asarray(array) for array in arrays]
+    run = jax.jit(traced(rule, with_gradients=True))
 
     def gradients(function: Callable[..., torch.Tensor]) -> None:
-        function(*(torch.from_numpy(one).requires_grad_() for one in arrays)).sum().backward()
+        function(*(torch.from_numpy(array).requires_grad_() for array in arrays)).sum().backward()
 
     return {
         "reference": lambda: gradients(reference),
-        "torch": lambda: gradients(lambda *inputs: torch_attn.recurrent.recurrence.gated_delta_rule(*inputs)[0]),
+        "torch": lambda: gradients(lambda *inputs: in_torch(*inputs, **options)[0]),
         "jax": lambda: jax.block_until_ready(run(*in_jax)),
     }
 
