@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,8 @@ from benchmarks.reporting import page
 from benchmarks.reporting.plot import svg
 from benchmarks.reporting.report import Report, Row
 from benchmarks.sides import oracle
+
+ROOT = Path(__file__).parent.parent.parent
 
 MACHINE = {
     "cpu": "a processor",
@@ -73,6 +77,27 @@ SAMPLE = report(
     row([0.005], framework="jax", contender="jax.nn", kind="stock", mode="compiled"),
     row([0.01], framework="jax", mode="compiled", cell="4x32x2x4"),
 )
+
+
+# ---- what README and docs say
+
+
+def test_pages_show_the_benchmarks_that_are_stored():
+    stored = ["--from", str(ROOT / "docs/benchmarks.json"), "--summary"]
+    shown = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *stored], cwd=ROOT, text=True, capture_output=True
+    ).stdout
+    page = (ROOT / "docs/attention.md").read_text(encoding="utf-8")
+    assert [line.rstrip() for line in shown.strip().splitlines()] == [
+        line.rstrip() for line in page[page.index("causal attention, ms") :].split("\n```")[0].splitlines()
+    ]
+    attention = [line.split() for line in shown.split("modules, ms")[0].splitlines() if "float32" in line]
+    in_torch, in_jax = ([float(cells[place]) for cells in attention] for place in (5, 8))
+    readme = re.sub(r"\s+", " ", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert (
+        f"our attention is {min(in_torch):.1f} to {max(in_torch):.1f} times as fast as torch's own, and "
+        f"{min(in_jax):.1f} to {max(in_jax):.1f} times as fast as JAX's" in readme
+    )
 
 
 # ---- what is counted
