@@ -187,6 +187,19 @@ class Branches:
         always = "it always takes its"
         self._add(f"{name} ({where})", f"{always} first operand", f"{always} second operand", outcomes)
 
+    def compare(self, sign: str, where: str, operands: Sequence[Array], outcome: Array) -> None:
+        """Note a comparison of whole numbers, such as distances, with one number other than 0.
+
+        Zero is left out: code that checks whether an index counts from the end compares with it.
+        """
+        if any(operand.dtype.kind not in "iu" for operand in operands):
+            return
+        uniform = [bool((operand == operand.flat[0]).all()) for operand in operands]
+        if sum(uniform) == 1 and (bound := operands[uniform.index(True)].flat[0]):
+            shown = sign if uniform[1] else sign.translate(str.maketrans("<>", "><"))
+            outcomes = {bool(result) for result in np.unique(outcome)}
+            self._add(f"comparison {shown} {bound} ({where})", f"{CONDITION} true", f"{CONDITION} false", outcomes)
+
     def join(self, other: Branches) -> None:
         """Add the branches that other runs took."""
         for key, outcomes in other._taken.items():

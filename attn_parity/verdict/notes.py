@@ -308,10 +308,13 @@ def _not_compared(pair: Pair, compared: Collection[str]) -> Iterator[str]:
 
 
 def _given(pair: Pair) -> Iterator[str]:
-    """Report inputs that are the same in every sample: masks that hide nothing, then whole numbers and the rest."""
+    """Report what is the same of inputs in every sample: axes of size 1, masks that hide nothing, whole numbers."""
     call, names = pair.arguments["first"], pair.first.argument_names
     kept = []
     for i, (name, leaf, mask) in enumerate(zip(call.named(names), call.leaves, calls.masks(call), strict=True)):
+        thin = [str(axis) for axis, size in enumerate(leaf.shape) if size == 1 and leaf.ndim > 1 and not mask]
+        if thin:
+            yield f"another size than 1 of axis {' and '.join(thin)} of {name}: a mean over it would not show"
         if calls.is_constant(leaf):
             yield f"another {name}: {leaf.flat[0]} everywhere, so that a side may ignore it"
         elif i in pair.fixed or (i not in pair.vary and (mask or not is_float(leaf))):

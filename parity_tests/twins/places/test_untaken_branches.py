@@ -158,3 +158,49 @@ def test_a_bound_of_an_activation_that_no_number_reaches_is_not_covered():
     assert report.verdict == "equal"
     (line,) = (line for line in report.unreached if "hardtanh" in line)  # which ReLU6 calls
     assert line.endswith(": no number reaches its upper bound")
+
+
+class Windowed(nn.Module):
+    def __init__(self, window=None):
+        super().__init__()
+        self.window = window
+
+    def forward(self, x):
+        distance = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        seen = distance >= 0 if self.window is None else (distance >= 0) & (self.window > distance)
+        return torch.softmax((x @ x.mT).masked_fill(~seen, -1e9), -1) @ x
+
+
+class FlaxWindowed(nnx.Module):
+    def __init__(self, window=None):
+        self.window = window
+
+    def __call__(self, x):
+        distance = jnp.arange(x.shape[1])[:, None] - jnp.arange(x.shape[1])
+        seen = distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
+        return jax.nn.softmax(jnp.where(seen, x @ x.mT, -1e9), -1) @ x
+
+
+def test_a_window_wider_than_the_tokens_is_not_covered():
+    for first, second, label in ((Windowed(32), FlaxWindowed(), "torch"), (Windowed(), FlaxWindowed(32), "Flax")):
+        (line,) = untaken(first, second)
+        assert (
+            line == f"{label}'s comparison < 32 (FILE:{line.split(':')[1].split(')')[0]}): its condition is always true"
+        )
+    assert compare(Windowed(3), FlaxWindowed(), X, seeds=1).verdict == "different"
+    assert untaken(Windowed(3), FlaxWindowed(3)) == []
+
+
+def test_a_mean_over_an_axis_of_size_one_is_not_covered():
+    class OverTokens(nn.Module):
+        def forward(self, x):
+            return torch.sin(x - x.mean(1, keepdim=True))
+
+    class OverBoth(nnx.Module):
+        def __call__(self, x):
+            return jnp.sin(x - x.mean((0, 1), keepdims=True))
+
+    report = compare(OverTokens(), OverBoth(), X[:1], seeds=1)
+    assert report.verdict == "equal"
+    assert report.unreached == ["another size than 1 of axis 0 of x: a mean over it would not show"]
+    assert compare(OverTokens(), OverBoth(), X, seeds=1).verdict == "different"

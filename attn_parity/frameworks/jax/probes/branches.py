@@ -17,6 +17,9 @@ from .numpy_interpreter import Interpreter, Operand, Value, inline, lines_of
 _NAMES = {"select_n": "where", "max": "maximum", "min": "minimum", "clamp": "clamp", "cond": "cond"}
 """Operation that chooses between numbers -> the function that code calls for it."""
 
+_COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+"""Comparison -> its sign in code."""
+
 _CALLED = {
     "select_n": ("select", "select_n", "_where"),
     "max": ("max", "clip", "ufunc.__call__"),
@@ -61,7 +64,10 @@ class BranchInterpreter(Interpreter):
         if equation.primitive.name in _NAMES:
             self._note(equation, args)
         if inline(equation) is None:
-            return super().apply(equation, args)
+            results = super().apply(equation, args)
+            if equation.primitive.name in _COMPARED:
+                self._note_comparison(equation, args, results)
+            return results
         self._callers.append(equation)
         try:
             return super().apply(equation, args)
@@ -72,10 +78,7 @@ class BranchInterpreter(Interpreter):
         kind = equation.primitive.name
         wanted = 1 if kind == "cond" else len(args)
         numbers = [one for one in args[:wanted] if isinstance(one, np.ndarray) and one.size]
-        key = (id(equation), *map(id, self._callers))
-        if key not in self._sites:
-            self._sites[key] = _site(equation, self._callers)
-        site = self._sites[key]
+        site = self._site_of(equation)
         if site is None or len(numbers) < wanted:
             return
         first, *others = numbers
@@ -91,6 +94,20 @@ class BranchInterpreter(Interpreter):
         elif kind in ("max", "min"):
             self.branches.extreme(name, site.where, first, others[0], larger=kind == "max")
 
+    def _note_comparison(
+        self, equation: core.JaxprEqn, operands: Sequence[Operand], results: Sequence[Operand]
+    ) -> None:
+        arrays = [array for array in (*operands, *results) if isinstance(array, np.ndarray) and array.size]
+        if len(arrays) == 3 and (site := self._site_of(equation)) is not None:
+            *numbers, outcome = arrays
+            self.branches.compare(_COMPARED[equation.primitive.name], site.where, numbers, outcome)
+
+    def _site_of(self, equation: core.JaxprEqn) -> CallSite | None:
+        key = (id(equation), *map(id, self._callers))
+        if key not in self._sites:
+            self._sites[key] = _site(equation, self._callers)
+        return self._sites[key]
+
 
 def _site(equation: core.JaxprEqn, callers: Sequence[core.JaxprEqn]) -> CallSite | None:
     """Return the place in the user's code that asks for a choice; None for those of libraries and derivatives."""
@@ -100,5 +117,6 @@ def _site(equation: core.JaxprEqn, callers: Sequence[core.JaxprEqn]) -> CallSite
         return None
     below = lines[: len(site.below) - 1]
     functions = {line.function.rpartition(".<locals>.")[2] for line in below}
-    is_asked = bool(functions & {*_CALLED[equation.primitive.name]}) and not functions & {*_OTHERS}
+    called = _CALLED.get(equation.primitive.name)  # comparisons are made by any function of JAX, or by none
+    is_asked = (called is None or bool(functions & {*called})) and not functions & {*_OTHERS}
     return site if is_asked and all(line.file.rpartition("/")[2] in _FILES for line in below) else None

@@ -28,10 +28,25 @@ CHOICES: dict[object, str] = {
 }
 """Function of torch that chooses between numbers -> its name."""
 
+COMPARED: dict[object, str] = {
+    getattr(owner, name): sign
+    for sign, names in {
+        "<": ("lt", "less", "__lt__"),
+        "<=": ("le", "less_equal", "__le__"),
+        ">": ("gt", "greater", "__gt__"),
+        ">=": ("ge", "greater_equal", "__ge__"),
+    }.items()
+    for name in names
+    for owner in (torch, Tensor)
+    if hasattr(owner, name)
+}
+"""Comparison of torch -> its sign in code."""
+
 BOUNDED = {functional.relu6: (0.0, 6.0), functional.hardtanh: (-1.0, 1.0)}
 """Activation, which a layer of torch may call for the user -> the bounds that it has by default."""
 
 CHOICES.update({function: function.__name__ for function in BOUNDED})
+CHOICES.update(COMPARED)
 
 
 def note(
@@ -44,7 +59,12 @@ def note(
     name, where, kwargs = CHOICES[func], site.where, kwargs or {}
     with torch._C.DisableTorchFunction(), torch.no_grad():
         numbers = [_array(one) for one in args]
-        if name == "bool" and numbers[0] is not None:
+        if func in COMPARED:
+            operands = [number for number in numbers if number is not None]
+            if len(operands) == 2:
+                signs = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}
+                branches.compare(name, where, operands, signs[name](*operands))
+        elif name == "bool" and numbers[0] is not None:
             branches.choose("if", where, np.asarray(bool(numbers[0])), None, None)
         elif name == "where" and len(numbers) == 3:
             condition, first, second = numbers if func is torch.where else (numbers[1], numbers[0], numbers[2])
