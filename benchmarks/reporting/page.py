@@ -9,7 +9,8 @@ from .report import COLUMNS, LEGEND, Report, fastest, milliseconds, times
 HEAD = """# Benchmarks
 
 Times of attention and of attention modules, ours next to the framework's own, on one machine; every result is compared
-with a reference before it is timed. `x stock` above 1 means that ours is faster than the framework's own layer."""
+with a reference before it is timed. `x stock` above 1 means that ours is faster than the framework's own layer.
+[speed.md](speed.md) has the costs of options, decoding and recurrent layers, and what limits each."""
 
 MADE_BY = "Made by `python -m benchmarks` from what `make bench` measured; `make docs` makes this page from it again."
 

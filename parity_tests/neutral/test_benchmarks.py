@@ -87,7 +87,7 @@ def test_pages_show_the_benchmarks_that_are_stored():
     shown = subprocess.run(
         [sys.executable, "-m", "benchmarks", *stored], cwd=ROOT, text=True, capture_output=True
     ).stdout
-    page = (ROOT / "docs/attention.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
     assert [line.rstrip() for line in shown.strip().splitlines()] == [
         line.rstrip() for line in page[page.index("causal attention, ms") :].split("\n```")[0].splitlines()
     ]
