@@ -104,7 +104,8 @@ def masked_softmax(
     if sinks is None:
         weights = softmax(scores)
     else:
-        column = jnp.broadcast_to(rearrange(sinks.astype(scores.dtype), "h -> h 1 1"), (*scores.shape[:-1], 1))
+        # On a mesh of explicit axes both parts of a row must be sharded alike: `has_key` is as the scores are.
+        column = jnp.zeros_like(has_key, scores.dtype) + rearrange(sinks.astype(scores.dtype), "h -> h 1 1")
         weights = softmax(jnp.concatenate([scores, column], -1))[..., :-1]
     return jnp.where(has_key, weights, 0.0)
 

@@ -167,7 +167,7 @@ from attn_bridge import masks
 from jax_attn import functional
 
 def loss(name):
-    options = {"mask": masks.causal(), "implementation": name}
+    options = {"mask": masks.causal(), "sinks": jnp.arange(4.0), "implementation": name}
     return lambda *heads: (functional.dot_product_attention(*heads, **options) ** 2).sum()
 
 heads = [jax.random.normal(jax.random.key(i), (4, 160, 4, 8)) for i in range(3)]
