@@ -114,7 +114,7 @@ class KeyValueCache:
         Raises:
             ValueError: a size below 1.
         """
-        slots = cache_validation.check_cache_sizes(batch_size, capacity, rolling)
+        slots = cache_validation.check_cache_sizes(running.least_size(batch_size), capacity, rolling)
         value_dim = head_dim if value_dim is None else value_dim
         return cls(
             jnp.zeros((batch_size, slots, num_kv_heads, head_dim), dtype),
@@ -168,6 +168,7 @@ class KeyValueCache:
         key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
         first, tokens = self.length, key.shape[1]
         earlier = int(first) if running.is_known(first) else None
+        validation.check_bounded((earlier or 0) + tokens, "capacity", self.capacity)
         cache_validation.check_room(earlier or 0, tokens, self.capacity)
         if positions is None:
             positions = first + jnp.arange(tokens, dtype=jnp.int32)
@@ -185,7 +186,7 @@ class KeyValueCache:
         if self.rolling:
             return cache._roll(key, value, positions, hidden, mask)
         cache = cache._write(key, value, positions, hidden)
-        if tokens > 1 and earlier is not None:
+        if earlier is not None and running.least_size(tokens) > 1:
             return cache, cache._known_view(earlier, tokens, mask)
         return cache, cache._view(tokens, mask)
 
@@ -224,7 +225,8 @@ class KeyValueCache:
             heads = num_heads or (array.shape[1] if array.ndim == 4 else 1)
             keys = length
             if array.ndim and not running.is_known(self.length):
-                keys = max(length, min(array.shape[-1], self.capacity))
+                keys = min(array.shape[-1], self.capacity)
+                keys = keys if keys >= length else length  # `max` asks for more than is known of an open length
             wanted = (self.key.shape[0], heads, tokens, keys)
             validation.check_attention_mask(array.shape, functional.dtype_name(array), wanted)
 
@@ -307,7 +309,7 @@ class KeyValueCache:
         slots, start = self.key.shape[1], jnp.int32(0)
         arrays = [self.key, self.value, self.positions, self.visible]
         span = slots if mask.reach is None else mask.reach + tokens - 1
-        if span < slots and tokens > implementations.few_queries.MAX_QUERIES:
+        if running.least_size(tokens) > implementations.few_queries.MAX_QUERIES and span < slots:
             start = jnp.clip(self.length - span, 0, slots - span)
             arrays = [lax.dynamic_slice_in_dim(one, start, span, 1) for one in arrays]
         numbers = start + jnp.arange(arrays[0].shape[1])

@@ -65,7 +65,7 @@ class RecurrentCache:
         Raises:
             ValueError: a size below 1.
         """
-        cache_validation.check_cache_sizes(batch_size, capacity)
+        cache_validation.check_cache_sizes(running.least_size(batch_size), capacity)
         wide = jnp.promote_types(dtype or jnp.float32, jnp.float32)
         conv = None if conv_shape is None else jnp.zeros((batch_size, *conv_shape), dtype)
         return cls(jnp.zeros((batch_size, *state_shape), wide), conv, jnp.zeros((), jnp.int32), capacity)

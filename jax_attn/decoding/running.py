@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -27,6 +28,11 @@ from .. import functional
 def is_known(*values: object) -> bool:
     """Return whether none of the values is one that waits for a compiled function to run."""
     return not any(isinstance(value, jax.core.Tracer) for value in values)
+
+
+def least_size(size: int) -> int:
+    """Return a size; 1 for one that `jax.export` leaves open, with which no number can be compared."""
+    return 1 if jax.export.is_symbolic_dim(size) else size
 
 
 def raise_unless(holds: Bool[Array, ""], check: Callable[..., None], *values: ArrayLike) -> Bool[Array, ""]:

@@ -44,6 +44,45 @@ def test_an_exported_step_of_decoding_calls_no_python(name):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def open_program(name, capacity=9, **bound):
+    """Return a module, and the program that reads tokens of open number, with a new cache and with one of open batch."""
+    module = made(name)
+    leaves, tree = jax.tree.flatten(module.init_cache(1, capacity))
+    batch, tokens = export.symbolic_shape("b, t", **bound)
+    x = jax.ShapeDtypeStruct((batch, tokens, 8), "float32")
+    shown = jax.ShapeDtypeStruct((batch, capacity), "bool")
+    later = [jax.ShapeDtypeStruct((batch, *leaf.shape[1:]) if leaf.ndim else (), leaf.dtype) for leaf in leaves]
+
+    def read(x, shown, cache):
+        output, cache = module(x, attention_mask=shown, cache=cache)
+        return output, *jax.tree.leaves(cache)
+
+    begin = export.export(jax.jit(lambda x, shown: read(x, shown, module.init_cache(x.shape[0], capacity))))(x, shown)
+    go_on = export.export(jax.jit(lambda x, shown, *leaves: read(x, shown, tree.unflatten(leaves))))(x, shown, *later)
+    return module, begin, go_on
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_decoding_of_open_sizes_is_exported(name):
+    module, begin, go_on = open_program(name, constraints=["t <= 9"])
+    shown = np.arange(9) >= [[2], [0]]
+    output, *leaves = begin.call(X[:, :3], shown)
+    outputs = [output]
+    for first, last in ((3, 4), (4, 5)):
+        output, *leaves = go_on.call(X[:, first:last], shown, *leaves)
+        outputs.append(output)
+    wanted = module(X, attention_mask=shown[:, :5])
+    np.testing.assert_allclose(np.concatenate(outputs, 1)[shown[:, :5]], wanted[shown[:, :5]], rtol=1e-4, atol=1e-5)
+
+
+def test_an_open_number_of_tokens_without_a_bound_is_refused():
+    with pytest.raises(ValueError, match="capacity") as caught:
+        open_program("GroupedQueryAttention")
+    assert str(caught.value) == (
+        'number of tokens (t) must be at most capacity (9): give jax.export.symbolic_shape constraints=["t <= 9"]'
+    )
+
+
 def test_a_cache_cut_back_and_reordered_is_exported():
     module = made("GroupedQueryAttention")
     leaves, tree = jax.tree.flatten(module(X, cache=module.init_cache(2, 9))[1])
