@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from ..compiler.language import FLOAT, Code, Value, routine
 from ..compiler.processor import LANES
-from ..vectors.exponentials import exp, tanh
+from ..vectors.exponentials import exp, slope_of_tanh, tanh
 
 # `registers` goes through a row `TOGETHER` registers at a time, so 64 must be a multiple of `TOGETHER * LANES` (64 with
 # AVX-512, 32, 16): a step beyond the row would write into that of the next key.
@@ -130,11 +130,11 @@ def cap(
         bound, inverse = (code.vector(number, LANES) for number in (softcap, 1.0 / softcap))
         with code.loop(0, count * _ROW, _ROW) as row:
             for lane in lanes:
-                capped = tanh(code.load(scores + lane + row, _VECTOR) * inverse)
-                code.store(capped * bound, scores + lane + row)
+                share = code.load(scores + lane + row, _VECTOR) * inverse
+                code.store(tanh(share) * bound, scores + lane + row)
                 if differentiates:
-                    # d/dx softcap * tanh(x / softcap) = 1 - tanh(x / softcap)**2: the two factors cancel.
-                    code.store(1.0 - capped * capped, slopes + lane + row)
+                    # d/dx softcap * tanh(x / softcap): the two factors cancel.
+                    code.store(slope_of_tanh(share), slopes + lane + row)
 
 
 @routine

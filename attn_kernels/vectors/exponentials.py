@@ -1,4 +1,4 @@
-"""The exponential of vectors, and the hyperbolic tangent."""
+"""The exponential of vectors, and the hyperbolic tangent with its derivative."""
 
 from __future__ import annotations
 
@@ -61,3 +61,12 @@ def tanh(x: Value) -> Value:
     for factor in _EVEN[1:]:
         even = code.times_plus(even, square, factor)
     return code.choose(square < _SMALL, x, near * odd / even)
+
+
+def slope_of_tanh(x: Value) -> Value:
+    """Return the derivative of the hyperbolic tangent, whose error is 5e-7 of it, and 0 where that is below e**-87."""
+    # 1 - tanh(x)**2 as 4 t / (1 + t)**2 with t = exp(-2 |x|): where tanh is nearly 1, the difference would be its
+    # rounding error, which large queries and keys multiply.
+    faded = exp(x.code.largest(x, 0.0 - x) * -2.0)
+    whole = faded + 1.0
+    return 4.0 * faded / (whole * whole)

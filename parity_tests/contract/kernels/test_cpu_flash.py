@@ -78,6 +78,14 @@ def test_caps_of_any_size(backend, softcap):
     hold_call(backend.results, inputs, options, "float32", FLOAT32, "cpu_flash")
 
 
+def test_scores_at_the_cap_pass_no_gradient_back(backend):
+    """One minus the square of a rounded tangent would be some 1e-7, which large queries and keys multiply."""
+    inputs = [np.abs(one) + 1.0 for one in operands(queries=140, keys=140, seed=3)]
+    inputs = [*(2e3 * one for one in inputs[:2]), inputs[2]]
+    _, *of_scores, _ = backend.results(inputs, {"softcap": 1e5, "scale": 1.0}, "cpu_flash", "float32")
+    assert not any(one.any() for one in of_scores)
+
+
 @cover.rotated(("dtype", "tokens", "common", "heads"), [("float32", 200, 30.0), ("bfloat16", 2049, 4.0)], [1, 2])
 def test_bias_gradients_keep_precision_with_a_common_key_part(backend, dtype, tokens, common, heads):
     """Nor where heads share it, and another implementation computes its gradient."""

@@ -294,19 +294,27 @@ def test_places_of_dropout_beyond_32_bits():
     np.testing.assert_array_equal(factors, np.where((bits[0] ^ bits[1]) >> 9 < 2**22, 2.0, 0.0))
 
 
-def test_the_tangent_is_precise_everywhere():
+@pytest.mark.parametrize(
+    ("function", "formula", "rtol"),
+    [
+        (exponentials.tanh, np.tanh, 3e-7),
+        (exponentials.slope_of_tanh, lambda x: np.cosh(np.minimum(np.abs(x), 99.0)) ** -2.0, 5e-7),
+    ],
+    ids=["itself", "slope"],
+)
+def test_the_tangent_is_precise_everywhere(function, formula, rtol):
     numbers = np.concatenate([sign * np.geomspace(1e-30, 200.0, 4096, dtype=np.float32) for sign in (1, -1)])
     numbers = np.concatenate([numbers, np.asarray([0.0, -0.0, np.inf, -np.inf], np.float32)] * 8)
     found = numbers.copy()
     assert len(found) % LANES == 0
 
-    def tanh(code: Any, place: Any) -> None:
+    def write(code: Any, place: Any) -> None:
         vector = language.ir.VectorType(language.FLOAT, LANES)
         with code.loop(0, 4 * len(found), 4 * LANES) as at:
-            code.store(exponentials.tanh(code.load(place + at, vector)), place + at)
+            code.store(function(code.load(place + at, vector)), place + at)
 
-    call(tanh, found.ctypes.data)
-    np.testing.assert_allclose(found, np.tanh(numbers.astype("float64")), rtol=3e-7, atol=0)
+    call(write, found.ctypes.data)
+    np.testing.assert_allclose(found, formula(numbers.astype("float64")), rtol=rtol, atol=1e-37)
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 70, 70), (2, 1, 1, 70), (1, 1, 70, 70)], ids=str)
