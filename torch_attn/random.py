@@ -61,7 +61,7 @@ def fold_in(key: Key, data: int | Tensor) -> Key:
     """Return ``jax.random.fold_in(key, data)``, a key that depends on both."""
     rng.check_single("fold_in", key.shape)
     if torch.compiler.is_compiling():
-        low = torch.as_tensor(data).to(torch.int32).reshape(1)
+        low = torch.as_tensor(data, device="cpu").to(torch.int32).reshape(1)
         return torch.cat(threefry(key_words(key), torch.zeros_like(low), low))
     rng.check_fold_in(int(data))
     first, second = (word & 0xFFFFFFFF for word in key.tolist())

@@ -50,7 +50,7 @@ def attend(call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     query, key, value = (array.transpose(1, 2).to(dtype).contiguous() for array in (call.query, call.key, call.value))
     may_hide = _may_hide_rows(call)
     allowed = call.allowed() if call.mask is not None and next(call.mask.arrays(), None) is not None else None
-    positions, contexts = torch.arange(max(queries, keys)), []
+    positions, contexts = torch.arange(max(queries, keys), device="cpu"), []
     for start, stop, first, last in _blocks(call.mask, _rows(call), queries, keys):
         rows = query[:, :, start:stop].unflatten(1, (key_heads, -1)).flatten(2, 3)
         scores = (rows @ key[:, :, first:last].transpose(2, 3)) * call.scale

@@ -202,7 +202,7 @@ def _described(call: KernelCall) -> dict[str, Tensor | None]:
     if pieces.plain is not None:
         queries = call.query.shape[1]
         if torch.compiler.is_compiling():
-            arrays["bounds"] = torch.stack(pieces.plain.interval(torch.arange(queries)))
+            arrays["bounds"] = torch.stack(pieces.plain.interval(torch.arange(queries, device="cpu")))
         else:
             arrays["bounds"] = torch.from_numpy(intervals(pieces.plain, queries))
     if pieces.arrays:
@@ -214,7 +214,8 @@ def _described(call: KernelCall) -> dict[str, Tensor | None]:
 
 def _array_of(call: KernelCall, mask: Mask) -> Tensor:
     """Return the bools of an array mask or a padding with 4 axes ``(B, H, T, S)``; an axis that it lacks has size 1."""
-    array: Tensor = mask.allowed(torch.zeros(1, 1, dtype=torch.int64), torch.arange(call.key.shape[1])[None])
+    keys = torch.arange(call.key.shape[1], device="cpu")[None]
+    array: Tensor = mask.allowed(torch.zeros(1, 1, dtype=torch.int64, device="cpu"), keys)
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
@@ -226,9 +227,10 @@ def _dropout_of(call: KernelCall) -> tuple[Tensor | None, Tensor | None]:
     transforming = masks.is_transforming()
     if rng is None and not transforming:
         # What `draw` draws, without the numbers in between.
-        return None, torch.empty(call.scores_shape, dtype=torch.bool).bernoulli_(1.0 - call.dropout)
+        kept = torch.empty(call.scores_shape, dtype=torch.bool, device="cpu")
+        return None, kept.bernoulli_(1.0 - call.dropout)
     if not isinstance(rng, (RngStream, torch.Generator)):
-        return None, draw(call.scores_shape, call.dropout, rng).expand(call.scores_shape)
+        return None, draw(call.scores_shape, call.dropout, rng, device="cpu").expand(call.scores_shape)
     if transforming:
         # It depends on whatever a vmap has several of.
         corner = sum(array.detach().flatten()[:1].float() for array in (call.query, call.key, call.value))
@@ -237,7 +239,7 @@ def _dropout_of(call: KernelCall) -> tuple[Tensor | None, Tensor | None]:
         if not torch.compiler.is_compiling():
             recomputation.check_forward()
         return rng()[None], None
-    return None, draw(call.scores_shape, call.dropout, rng, torch.bool)
+    return None, draw(call.scores_shape, call.dropout, rng, torch.bool, "cpu")
 
 
 def _here(question: str) -> Any:

@@ -353,9 +353,9 @@ def _at_once(
     query, key, value, bias, sinks = inputs
     mask, query_ids, key_ids, kept, bounds = others
     sequences, queries, keys = query.shape[0], query.shape[1], key.shape[1]
-    allowed = torch.ones((1, 1, queries, keys), dtype=torch.bool)
+    allowed = torch.ones((1, 1, queries, keys), dtype=torch.bool, device="cpu")
     if bounds is not None:
-        at, (start, end) = torch.arange(keys), bounds[..., None]
+        at, (start, end) = torch.arange(keys, device="cpu"), bounds[..., None]
         allowed = allowed & (start <= at) & (at < end)
     if mask is not None:
         allowed = allowed & _for_each(mask, sequences)
