@@ -129,16 +129,26 @@ def plan(
     options: ConvertOptions | None = None,
     **keywords: Unpack[ConvertKeywords],
 ) -> Plan:
-    """Return the plan of `convert` for the same arguments, from headers alone."""
+    """Return the plan of `convert` for the same arguments, from headers alone.
+
+    Raises:
+        CheckpointError: (a ValueError) as `convert` does, except for what only the numbers show.
+        LayoutError: (a ValueError) names, shapes or settings that don't fit.
+    """
+    from . import workers
     from .requests import Request
 
     if not is_path(source):
         from . import in_memory
 
         with in_memory.prepared(source, target, options_of(options, keywords)) as prepared:
+            workers.sole_job(prepared, prepared.options.max_memory)
+            workers.check(prepared)
             return prepared.plan
     asked = Request.of(source, target, options_of(options, keywords))
     with asked.opened() as prepared:
+        workers.chosen(prepared, asked.workers, asked.task_bytes, asked.max_memory)
+        workers.check(prepared)
         return prepared.plan
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..printable import printable
 from . import adapters, configs, containers, manifest, quantised, rewritten_configs
-from .containers.base import CheckpointError, Reader, TensorInfo
+from .containers.base import CheckpointError, Reader, TensorInfo, Writer
 from .containers.files import PIECE, File, bad
 from .containers.remote import is_remote
 from .containers.sources import inside, open_file
@@ -57,23 +57,12 @@ def accompany(
         budget: bytes that tensors may take in memory.
         is_folder: whether the target is a folder that gets a config.json; any other target has it in its manifest.
     """
-    aside: list[tuple[TensorInfo, Reader, str]] = []
+    aside = _aside(plan, reader, before)
     originals = {one.info.name: one for one in plan.originals}
-    if before is not None and before.kept is not None:
-        left = {name.partition("/")[0] for name in before.kept.tensors} & plan.restore.keys()
-        aside += [
-            (info, before.kept, name)
-            for name, info in before.kept.tensors.items()
-            if name.partition("/")[0] in left or (name in plan.carried and name not in originals)
-        ]
-    for name in plan.dropped:
-        info = reader.tensors[name]
-        aside.append((TensorInfo(kept_name(plan.source_layout, name), info.dtype, info.shape), reader, name))
     kept.unlink(missing_ok=True)
     kept_digests = {}
     if aside or originals:
-        infos = [info for info, _, _ in aside] + [one.info for one in plan.originals]
-        writer = containers.make_writer("safetensors", kept, infos, {})
+        writer = _writer_of_kept(plan, aside, kept)
         for info, source, name in aside:
             kept_digests[info.name] = digest_of(source, name)
             for start in range(0, info.nbytes, MIN):
@@ -111,6 +100,35 @@ def accompany(
     if config is not None and is_folder:
         put(payload / configs.name_of(configs.home_of(reader), config), config)
     copy(configs.home_of(reader), plan.files, payload)
+
+
+def check_kept_aside(plan: Plan, reader: Reader, before: manifest.Manifest | None, kept: Path) -> None:
+    """Refuse tensors to keep aside that their file can't hold, before anything is written; arguments as above."""
+    _writer_of_kept(plan, _aside(plan, reader, before), kept, is_share=True)
+
+
+def _aside(plan: Plan, reader: Reader, before: manifest.Manifest | None) -> list[tuple[TensorInfo, Reader, str]]:
+    """Return the tensors that are copied to the kept file: header, reader, and name in the reader."""
+    aside: list[tuple[TensorInfo, Reader, str]] = []
+    originals = {one.info.name for one in plan.originals}
+    if before is not None and before.kept is not None:
+        left = {name.partition("/")[0] for name in before.kept.tensors} & plan.restore.keys()
+        aside += [
+            (info, before.kept, name)
+            for name, info in before.kept.tensors.items()
+            if name.partition("/")[0] in left or (name in plan.carried and name not in originals)
+        ]
+    for name in plan.dropped:
+        info = reader.tensors[name]
+        aside.append((TensorInfo(kept_name(plan.source_layout, name), info.dtype, info.shape), reader, name))
+    return aside
+
+
+def _writer_of_kept(
+    plan: Plan, aside: Iterable[tuple[TensorInfo, Reader, str]], kept: Path, *, is_share: bool = False
+) -> Writer:
+    infos = [info for info, _, _ in aside] + [one.info for one in plan.originals]
+    return containers.make_writer("safetensors", kept, infos, {}, is_share=is_share)
 
 
 def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, object]]:

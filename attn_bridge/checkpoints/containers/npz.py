@@ -203,10 +203,13 @@ class NpzWriter(ArchiveWriter):
                 raise bad(path, f"no array can be named {named}: an unpacker would write it outside of its folder")
         foreign = {info.name: info.dtype for info in tensors if numpy_dtype(info.dtype).isbuiltin != 1}
         extra_fields = {key: value for key, value in (("dtypes", foreign), ("metadata", self.metadata)) if value}
-        extra = dump_json(path, extra_fields, sort_keys=True) if extra_fields else b""
-        self._zip = Archive(path, align=1)
-        if extra:
-            self._zip.add(EXTRA, extra)
+        self._extra = dump_json(path, extra_fields, sort_keys=True) if extra_fields else b""
+
+    def _begin(self) -> Archive:
+        archive = Archive(self.path, align=1)
+        if self._extra:
+            archive.add(EXTRA, self._extra)
+        return archive
 
     def _enter(self, info: TensorInfo) -> None:
         head = io.BytesIO()

@@ -218,11 +218,7 @@ class TorchWriter(ArchiveWriter):
         extra = dump_json(path, self.metadata, sort_keys=True) if metadata else b""
         self._prefix = "archive/"
         self._numbers = {name: number for number, name in enumerate(self.tensors)}
-        self._zip = Archive(path)
-        self._zip.add(self._prefix + "data.pkl", pickle)
-        if extra:
-            self._zip.add(self._prefix + EXTRA, extra)
-        self._zip.add(self._prefix + "byteorder", b"little")
+        self._first = {"data.pkl": pickle, **({EXTRA: extra} if extra else {}), "byteorder": b"little"}
 
     def _pickle(self) -> bytes:
         """Return the pickle, in protocol 2 as torch has it."""
@@ -234,6 +230,12 @@ class TorchWriter(ArchiveWriter):
             pickler.tensor(info, str(index))
         pickler.raw(b"u")
         return pickler.finish()
+
+    def _begin(self) -> Archive:
+        archive = Archive(self.path)
+        for name, data in self._first.items():
+            archive.add(self._prefix + name, data)
+        return archive
 
     def _enter(self, info: TensorInfo) -> None:
         self._zip.begin(f"{self._prefix}data/{self._numbers[info.name]}", info.nbytes)

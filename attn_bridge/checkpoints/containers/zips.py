@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import io
 import itertools
 import struct
@@ -350,9 +351,10 @@ class _FromPlace(io.BytesIO):
 
 
 class ArchiveWriter(Writer):
-    """A writer of an archive with a member for each tensor, which come in order; a subclass opens `_zip`."""
+    """A writer of an archive with a member for each tensor, which come in order; nothing is written before the first.
 
-    _zip: Archive
+    A subclass makes all checks in its constructor, and opens the archive in `_begin`.
+    """
 
     def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, object]):
         super().__init__(path, tensors, metadata)
@@ -360,6 +362,14 @@ class ArchiveWriter(Writer):
         self._left = iter(self.tensors.values())
         self._now: TensorInfo | None = None
         self._done = 0
+
+    @functools.cached_property
+    def _zip(self) -> Archive:
+        return self._begin()
+
+    @abc.abstractmethod
+    def _begin(self) -> Archive:
+        """Open the archive, and write the members in front of those of the tensors."""
 
     @abc.abstractmethod
     def _enter(self, info: TensorInfo) -> None:
@@ -399,4 +409,5 @@ class ArchiveWriter(Writer):
 
     def abort(self) -> None:
         """Close without finishing."""
-        self._zip.abort()
+        if "_zip" in self.__dict__:
+            self._zip.abort()

@@ -5,8 +5,8 @@
 folder is in `places`.
 """
 
-from .conducting import chosen, early, run, start
+from .conducting import check, chosen, early, run, sole_job, start
 from .executors import parse
 from .jobs import job_of
 
-__all__ = ["chosen", "early", "job_of", "parse", "run", "start"]
+__all__ = ["check", "chosen", "early", "job_of", "parse", "run", "sole_job", "start"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ...backends import usable_cores
 from ...printable import printable
 from .. import containers, copying, manifest
-from ..accompanying import accompany, config_beside
+from ..accompanying import accompany, check_kept_aside, config_beside
 from ..containers.base import CheckpointError, DiskFullError, Writer
 from ..containers.files import listed
 from ..containers.remote import is_remote, is_url
@@ -27,6 +27,7 @@ from ..requests import Prepared, Request
 from ..verification import MIN, budget_of, by_digests, check_dropped, check_kept, check_ties, stamps
 from .jobs import CORES, Helpers, Job, JournalEntry, Piece, Progress, Result, Task, cut, job_of, most, share, shares
 from .places import StagingPlace, place_of
+from .places.staging import naming
 from .working import SPARE, Advance, Sole, chunks, digest_there, work, writer_of
 
 if TYPE_CHECKING:
@@ -84,6 +85,30 @@ def sole_job(prepared: Prepared, max_memory: int | None) -> tuple[Job, int]:
     return Job.of(prepared, 1, budget), budget
 
 
+def check(prepared: Prepared) -> None:
+    """Refuse what `run` would refuse by headers and paths alone; nothing is written.
+
+    Raises:
+        CheckpointError: the target exists or can't be there, its container can't hold a tensor, or a config is wrong.
+    """
+    staging_area = place_of(prepared.target)
+    staging_area.check(prepared.reader, prepared.is_folder)
+    if not prepared.options.resume:  # with it, a target that this very conversion has published is no error
+        staging_area.check_free(prepared.options.overwrite)
+    writer_of(
+        prepared, staging_area, is_share=containers.writer_class(prepared.format).random_access
+    ).abort()  # all checks are in its constructor, which writes nothing
+    check_headers(prepared, staging_area)
+
+
+def check_headers(prepared: Prepared, staging_area: StagingPlace) -> None:
+    """Refuse files next to the target that can't be written: tensors kept aside, and the config.json."""
+    kept = staging_area.beside(prepared.is_folder)[2]
+    with naming(kept, prepared.target, ""):
+        check_kept_aside(prepared.plan, prepared.reader, prepared.before, kept)
+    config_beside(prepared.plan, prepared.reader, prepared.config, is_folder=prepared.is_folder)
+
+
 def run(
     prepared: Prepared,
     job: Job,
@@ -119,6 +144,7 @@ def run(
     advance = adding(progress, prepared.plan.nbytes)
     is_resumable = containers.writer_class(prepared.format).random_access
 
+    check_headers(prepared, staging_area)
     with staging_area.alone():
         if staging_area.recover(job.plan) and is_intact(prepared, progress):
             result = published(prepared)
@@ -248,7 +274,7 @@ SHOWN = 8
 
 
 def check_source(prepared: Prepared, budget: int) -> None:
-    """Refuse faults of a source beyond its headers: unequal tied tensors, a needed tensor left out, a wrong config.
+    """Refuse faults of a source beyond its headers: unequal tied tensors, a needed tensor left out.
 
     Raises:
         CheckpointError: the source has such a fault.
@@ -256,7 +282,6 @@ def check_source(prepared: Prepared, budget: int) -> None:
     check_ties(prepared.plan, prepared.reader, budget)
     check_dropped(prepared.plan, prepared.reader)
     check_kept(prepared.before)
-    config_beside(prepared.plan, prepared.reader, prepared.config, is_folder=prepared.is_folder)
 
 
 def missing(job: Job, tasks: Sequence[Task], journal: dict[Piece, list[JournalEntry]]) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from .. import containers
 from ..containers.base import CheckpointError
 from ..requests import Prepared
-from .conducting import adding, check_published, finish, missing, published
+from .conducting import adding, check_headers, check_published, finish, missing, published
 from .jobs import Job, Progress, Result, Task, cut, share
 from .places import StagingPlace, place_of, staging
 from .working import work
@@ -57,6 +57,7 @@ def worker(prepared: Prepared, job: Job, index: int, progress: Progress) -> Work
         if not staging_area.is_free() and check_published(prepared, mine, job.task_bytes):
             return Worked(published(prepared), was_there=True)
         staging_area.check_free(prepared.options.overwrite)
+    check_headers(prepared, staging_area)
     token = uuid.uuid4().hex
     with staging_area.among():
         _agree(staging_area, job, index, prepared.options.resume)
