@@ -13,7 +13,7 @@ from ...whole_files import JsonObject
 from .base import MAX_HEADER, Extent, Reader, TensorInfo
 from .files import bad, check_count, check_infos, check_name, check_shape, parse_json
 from .remote import is_remote
-from .shards import ShardedReader, index_of, share
+from .shards import ShardedReader, index_of, note_on_part, share
 from .sources import FileReader, inside
 from .writing import PlacedWriter, dump_json, put, sync_folder
 
@@ -51,6 +51,9 @@ SHARD = re.compile(r"(diffusion_pytorch_)?model(-[0-9]{5}-of-[0-9]{5})?\.safeten
 
 ORIGINAL = "consolidated"
 """Beginning of the names of the same model's files under the names of its maker, Mistral, in the same folder."""
+
+SAME = "the folder's other files are the same model"
+"""Reason why files are not read."""
 
 VARIANT = re.compile(r"(diffusion_pytorch_)?model(-[0-9]{5}-of-[0-9]{5})?\.[\w-]+\.safetensors")
 """Names of the same model's files in another form (``model.fp16.safetensors``), which those libraries read by
@@ -187,7 +190,9 @@ def open_safetensors(path: Path) -> Reader:
             return ShardedSafetensorsReader(path.parent, path, SafetensorsReader)
         if OF_RANKS.fullmatch(path.name) and not is_remote(path):
             _check_run(path, [one.name for one in path.parent.iterdir()])
-        return SafetensorsReader(path)
+        single = SafetensorsReader(path)
+        single.notes += note_on_part(path.name)
+        return single
     index = index_of(path, ".safetensors.index.json", "model")
     names = tuple(sorted(one.name for one in path.iterdir() if one.suffix == ENDING and not one.name.startswith(".")))
     _check_run(path, names)
@@ -197,11 +202,15 @@ def open_safetensors(path: Path) -> Reader:
     if index is None:
         if not names:
             raise bad(path, "has no .safetensors files")
-        return ShardedSafetensorsReader(path, None, SafetensorsReader, chosen, left_out)
-    reader = ShardedSafetensorsReader(path, index, SafetensorsReader, (), left_out)
+        reader = ShardedSafetensorsReader(path, None, SafetensorsReader, chosen)
+        reader.note_others(left_out, SAME)
+        return reader
+    reader = ShardedSafetensorsReader(path, index, SafetensorsReader)
     whole = index.name.removesuffix(".index.json")
     if whole in names and whole not in reader.metadata["files"]:
         raise bad(path, f"has both {printable(whole)} and {printable(index.name)}; name one of them")
+    reader.note_others(left_out, SAME)
+    reader.note_others((name for name in names if name not in left_out), f"{index.name} does not name them")
     return reader
 
 

@@ -28,7 +28,6 @@ class ShardedReader(Reader):
         index: the index, or None to use `names` alone.
         open_one: opens a file of a folder.
         names: the files, if the folder has no index.
-        left_out: files of the folder that duplicate the same model.
     """
 
     def __init__(
@@ -37,12 +36,8 @@ class ShardedReader(Reader):
         index: Path | None,
         open_one: Callable[[Path, Path], Reader],
         names: tuple[str, ...] = (),
-        left_out: tuple[str, ...] = (),
     ):
         self.path = folder
-        if left_out:
-            listing = listed([printable(name) for name in left_out], SHOWN)
-            self.notes = (f"left out, as the folder's other files are the same model: {listing}",)
         self._index = index
         weight_map: JsonObject | None = None
         own: JsonObject = {}
@@ -56,9 +51,13 @@ class ShardedReader(Reader):
         paths = {name: inside(folder, name, said_by) for name in names}
         presence = open_all(lambda path: path.is_file(), paths.values())
         missing = [printable(name) for name, is_there in zip(paths, presence, strict=True) if not is_there]
-        missing += [] if weight_map is not None else [printable(name) for name in _absent(names)]
+        absent = _absent(names)
+        missing += [] if weight_map is not None else [printable(name) for name in absent]
         if missing:
             raise bad(said_by, f"these files of it are missing: {listed(missing)}")
+        unnamed = [printable(name) for name in absent if (folder / name).is_file()]
+        if unnamed:
+            raise bad(said_by, f"the index has no tensor of these files of its model: {listed(unnamed)}")
         parts = open_all(lambda path: open_one(path, folder), paths.values())
         self._parts = dict(zip(paths, parts, strict=True))
         self.tensors = {}
@@ -98,6 +97,17 @@ class ShardedReader(Reader):
             raise bad(index, "the metadata of the index is no object")
         check_count(index, len(document["weight_map"]))
         return document["weight_map"], {key: value for key, value in own.items() if key != "total_size"}
+
+    def note_others(self, names: Iterable[str], reason: str) -> None:
+        """Add a note on the files of the folder that are not read.
+
+        Args:
+            names: files of the folder; those that are read are skipped.
+            reason: why the others are not.
+        """
+        others = [printable(name) for name in names if name not in self._parts]
+        if others:
+            self.notes += (f"left out, as {reason}: {listed(others, SHOWN)}",)
 
     def _compare(self, weight_map: JsonObject) -> None:
         """Refuse an index that contradicts its files."""
@@ -170,6 +180,14 @@ def share(
 
 
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<ending>\..+)")
+
+
+def note_on_part(name: str) -> tuple[str, ...]:
+    """Return a note on a file that is read alone, and is one of several of a model by its name."""
+    hit = _NUMBERED.fullmatch(name)
+    if hit is None or int(hit["count"]) < 2:
+        return ()
+    return (f"read alone: {printable(name)} is one of {int(hit['count'])} files of a model; its folder has all",)
 
 
 def is_numbered(names: Iterable[str]) -> bool:

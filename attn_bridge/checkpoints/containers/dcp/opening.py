@@ -13,11 +13,14 @@ from .. import mistaken
 from ..base import CheckpointError, Reader
 from ..files import bad, listed
 from ..remote import open_all
-from ..shards import ShardedReader, index_of, is_numbered
+from ..shards import ShardedReader, index_of, is_numbered, note_on_part
 from ..sources import inside
 from ..torch_file import TorchReader
 from .consolidated import SplitReader, check_numbers
 from .ranks import RanksReader, family_of, names_of, rank_in
+
+MODEL = "pytorch_model.bin"
+"""The usual name of the one file of a folder."""
 
 
 class ShardedTorchReader(ShardedReader):
@@ -36,12 +39,18 @@ def open_torch(path: Path) -> Reader:
         if path.name.endswith(".index.json"):
             return ShardedTorchReader(path.parent, path, TorchReader)
         return _open_file(path)
-    index = index_of(path, ".bin.index.json", "pytorch_model")
-    if index is not None:
-        return ShardedTorchReader(path, index, TorchReader)
     names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
     names = [name for name in names if not mistaken.is_state(name)]
-    names = ["pytorch_model.bin"] if "pytorch_model.bin" in names else names
+    index = index_of(path, ".bin.index.json", "pytorch_model")
+    if index is not None:
+        reader = ShardedTorchReader(path, index, TorchReader)
+        reader.note_others(names, f"{index.name} does not name them")
+        return reader
+    others = [name for name in names if name != MODEL] if MODEL in names else []
+    numbered = [name for name in others if re.fullmatch(r"pytorch_model_[0-9]+\.bin", name)]
+    if numbered:
+        raise bad(path, f"has several models, as accelerate saves them; name one: {listed([MODEL, *numbered], 5)}")
+    names = [MODEL] if MODEL in names else names
     if is_numbered(names):
         return ShardedTorchReader(path, None, TorchReader, tuple(names))
     if len(names) > 1 and all(re.fullmatch(r"consolidated\.[0-9]{2}\.pth", name) for name in names):
@@ -54,7 +63,9 @@ def open_torch(path: Path) -> Reader:
     if kind or first is None or len(names) != 1:
         which = f"name one of them: {listed(list(map(printable, names)), 5)}"
         raise bad(path, kind or f"has {len(names)} files of torch.save and no index; {which}")
-    return ShardedTorchReader(path, None, lambda *_: first, tuple(names))
+    reader = ShardedTorchReader(path, None, lambda *_: first, tuple(names))
+    reader.note_others(others, f"{MODEL} is the folder's model")
+    return reader
 
 
 def _first_of(folder: Path, names: Sequence[str]) -> TorchReader | None:
@@ -81,6 +92,7 @@ def _open_file(path: Path) -> Reader:
         return _with_ranks(path, path.parent, reader)
     if is_part:
         raise part
+    reader.notes += note_on_part(path.name)
     return reader
 
 

@@ -12,7 +12,7 @@ from attn_bridge.checkpoints import containers
 from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
 from attn_bridge.checkpoints.containers.torch_file import TorchWriter
 
-from ..checkpoint_files import bits
+from ..checkpoint_files import bits, write
 
 PARAMS = {
     "dim": 8,
@@ -172,3 +172,53 @@ def test_numbered_files_of_torch_without_their_index_are_one_model(tmp_path):
     (source / names[0]).unlink()
     with pytest.raises(CheckpointError, match=rf"in: these files of it are missing: {names[0]}$"):
         checkpoints.convert(source, tmp_path / "other", to_layout="same")
+
+
+def indexed(folder, files):
+    """Write a folder of files by name, each of tensors by name, and its index."""
+    for file, arrays in files.items():
+        write(folder / file, arrays)
+    weights = {name: file for file, arrays in files.items() for name in arrays}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    return folder
+
+
+NUMBERED = {f"model-0000{number}-of-00002.safetensors": {f"x{number}": np.ones(number)} for number in (1, 2)}
+
+
+def test_an_index_that_leaves_out_a_file_of_its_model_is_refused(tmp_path):
+    folder, file = indexed(tmp_path / "in", NUMBERED), "model-00002-of-00002.safetensors"
+    weights = {name: one for one, arrays in NUMBERED.items() for name in arrays if one != file}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    with pytest.raises(CheckpointError, match=rf"the index has no tensor of these files of its model: {file}$"):
+        checkpoints.convert(folder, tmp_path / "out", to_layout="same")
+    (folder / file).unlink()  # some publishers delete a file without weights
+    assert checkpoints.read(folder).keys() == {"x1"}
+
+
+def test_files_beside_those_of_an_index_are_named(tmp_path):
+    folder = indexed(tmp_path / "in", NUMBERED)
+    write(folder / "head.safetensors", {"y": np.ones(2)})
+    note = "left out, as model.safetensors.index.json does not name them: head.safetensors"
+    assert checkpoints.inspect(folder).notes == (note,)
+    assert note in checkpoints.plan(folder, tmp_path / "out", to_layout="same").notes
+
+
+def test_a_file_of_several_read_alone_says_so(tmp_path):
+    folder, file = indexed(tmp_path / "in", NUMBERED), "model-00002-of-00002.safetensors"
+    note = f"read alone: {file} is one of 2 files of a model; its folder has all"
+    assert note in checkpoints.plan(folder / file, tmp_path / "out", to_layout="same").notes
+    assert not checkpoints.inspect(write(tmp_path / "model-00001-of-00001.safetensors", {"x": np.ones(2)})).notes
+
+
+def test_other_files_of_torch_beside_the_usual_name(tmp_path):
+    arrays, source = {"x": np.ones(2, np.float32)}, tmp_path / "in"
+    source.mkdir()
+    for name in ("pytorch_model.bin", "head.bin", "optimizer.bin"):
+        put_part(source / name, arrays)
+    note = "left out, as pytorch_model.bin is the folder's model: head.bin"
+    assert checkpoints.inspect(source).notes == (note,)
+    put_part(source / "pytorch_model_1.bin", arrays)
+    models = "pytorch_model.bin; pytorch_model_1.bin"
+    with pytest.raises(CheckpointError, match=f"has several models, as accelerate saves them; name one: {models}$"):
+        checkpoints.read(source)
