@@ -123,16 +123,19 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, obj
     """
     quantised_tensors = []
     paired_names: set[str] = set()
-    for name in tensors:
+    for name, info in tensors.items():
         for (numbers, scales), swapped in ENDINGS.items():
             ending = next((one for one in (numbers, scales) if name.endswith(one)), "")
             stem = name.removesuffix(ending)
             if not ending or not stem:
                 continue
+            if name.endswith(scales) and info.dtype != "uint8" and stem + numbers not in tensors:
+                raise bad(path, f"{printable(name)} is {info.dtype}, where MXFP4 has uint8: its method is not known; "
+                          "convert the model that it was made of")  # fmt: skip
             for other in (stem + numbers, stem + scales):
                 partner(path, tensors, other, name)
             if name.endswith(numbers):
-                quantised_tensors.append(_mxfp4(path, stem, tensors[name], tensors[stem + scales], swapped))
+                quantised_tensors.append(_mxfp4(path, stem, info, tensors[stem + scales], swapped))
                 paired_names |= {name, stem + scales}
     sizes = None
     for name, info in tensors.items():

@@ -20,7 +20,7 @@ TEXT = "text_config"
 """Key of the text model's config in that of a multimodal model."""
 
 TITLES = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "mxfp4": "MXFP4", "fp8": "float8", "mlx": "MLX"}
-TITLES |= {title.lower(): title for title in ("EXL2", "EXL3", "HQQ", "AQLM")} | {"modelopt": "ModelOpt"}
+TITLES |= {title.lower(): title for title in ("EETQ", "EXL2", "EXL3", "HQQ", "AQLM")} | {"modelopt": "ModelOpt"}
 """Name of a method in config.json -> its usual name."""
 
 REMEDIES = {"mlx": "mlx_lm.convert --dequantize makes floating point of it; convert that"}
@@ -174,6 +174,7 @@ OTHER_METHODS = {
     ".q_weight": (".q_scale", "EXL2"),
     ".weight._data": (".weight._scale", "quanto"),
     ".weight._data._data": (".weight._shift", "quanto"),
+    ".weight": (".weight_scales", "EETQ"),
     ".W_q": (".zero", "HQQ"),
     ".codebooks": (".codes", "AQLM"),
     ".biases": (".scales", "MLX"),

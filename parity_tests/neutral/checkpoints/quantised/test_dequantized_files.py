@@ -26,6 +26,7 @@ from .test_dequantize import E4M3, F4, STEM, U8, converted, expanded, float8, mu
     [
         ({"a_blocks": np.zeros((1, 2, 1, 16), U8)}, r"a_blocks has no a_scales beside it"),
         ({"a_scales": np.zeros((1, 2, 1), U8)}, r"a_scales has no a_blocks beside it"),
+        ({"a.scales": np.ones((2, 1), F4)}, r"a.scales is float32, where MXFP4 has uint8: its method is not known"),
         ({"a.blocks": np.zeros((1, 2, 1, 16), U8), "a_scales": np.zeros((1, 2, 1), U8)}, r"a.blocks has no a.scales"),
         ({"a_blocks": np.zeros((1, 2, 1, 8), U8), "a_scales": np.zeros((1, 2, 1), U8)},
          r"a_blocks must have the shape \(experts, rows, groups, 16\) to be MXFP4, got \(1, 2, 1, 8\)"),

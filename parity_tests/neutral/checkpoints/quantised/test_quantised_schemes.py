@@ -99,6 +99,7 @@ BY_NAME = {
     "EXL2": {"q_weight": np.zeros((8, 8), np.int32), "q_scale": np.zeros((2, 8), np.int32)},
     "quanto of 4 bit": {"weight._data._data": np.zeros((4, 8), np.uint8), "weight._shift": np.ones((8, 1), np.float32)},
     "quanto": {"weight._data": np.zeros((8, 8), np.int8), "weight._scale": np.ones((8, 1), np.float32)},
+    "EETQ": {"weight": np.zeros((8, 8), np.int8), "weight_scales": np.ones(8, np.float16)},
     "HQQ": {"W_q": np.zeros((8, 8), np.uint8), "zero": np.ones((8, 1), np.float32)},
 }  # fmt: skip
 """Method -> what its files hold of a matrix, where config.json does not name it."""
