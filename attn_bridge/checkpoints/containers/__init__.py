@@ -233,7 +233,7 @@ def _undecided(folder: Path) -> str:
         return f"{mistaken.ZARR} ({printable(min(arrays))} is one of {len(arrays)})"
     if any(name.startswith("zero/") for name in folders):
         return "is a universal checkpoint of DeepSpeed, a folder for each tensor; convert the one that it was made of"
-    run = mistaken.run_of((*folders, *(child.name for child in folder.iterdir())))
+    run = mistaken.run_of((*(name.rpartition("/")[2] for name in folders), *(child.name for child in folder.iterdir())))
     if run:
         return run
     if folders:

@@ -49,6 +49,7 @@ _MAGIC = {b"GGUF": "gguf", b"\x89HDF\r\n\x1a\n": "keras"}
 """First bytes of a file -> its container."""
 
 INSTEAD = {
+    ".distcp": "is a part of a distributed checkpoint of torch; give its folder, which has the index (.metadata)",
     ".npy": "is a single array, or a pickled dict of them; save it by np.savez(FILE, **arrays), and convert that",
     ".pt2": "is a program of torch.export; torch.save the state_dict of torch.export.load(FILE), and convert that",
     ".onnx": "is a graph of ONNX, whose weights have other names and forms; convert what it was exported from",
@@ -152,6 +153,10 @@ PARTS = re.compile(r"(consolidated\.|mp_rank_|model_world_size_\d+_rank_)(\d+)(\
 """Names of files that hold a part of each matrix where the folder has several: front, number, end."""
 
 
+RANK = re.compile(r"mp_rank_[0-9]{2}(_[0-9]{3})*")
+"""Names of the folders of Megatron's ranks: that of tensor parallelism, of pipeline stages, of experts."""
+
+
 def is_part(path: Path) -> bool:
     """Return whether a file holds a part of a model's matrices, and the first or second of the others is next to it."""
     hit = PARTS.fullmatch(path.name)
@@ -159,6 +164,19 @@ def is_part(path: Path) -> bool:
         return False
     front, number, end = hit[1], hit[2], hit[3]
     return path.with_name(f"{front}{0 if int(number) else 1:0{len(number)}}{end}").is_file()
+
+
+def part_of_run(folder: Path) -> str:
+    """Return the kind of a run, and a remedy, if a folder is that of one of its ranks and others are next to it."""
+    name = folder.absolute().name
+    if not RANK.fullmatch(name):
+        return ""
+    numbers = name.split("_")[2:]
+    for at, number in enumerate(numbers):
+        other = "_".join(["mp_rank", *numbers[:at], f"{not int(number):0{len(number)}}", *numbers[at + 1 :]])
+        if (folder.absolute().parent / other).is_dir():
+            return run_of([name, other])
+    return ""
 
 
 def _container_of(start: bytes) -> str:

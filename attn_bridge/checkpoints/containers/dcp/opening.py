@@ -35,7 +35,11 @@ def open_torch(path: Path) -> Reader:
     Raises:
         CheckpointError: the folder has no single checkpoint of torch, or a file is malformed.
     """
-    if not path.is_dir():
+    is_folder = path.is_dir()
+    run = mistaken.part_of_run(path if is_folder else path.parent)
+    if run:
+        raise bad(path, f"is of one rank, whose run {run}")
+    if not is_folder:
         if path.name.endswith(".index.json"):
             return ShardedTorchReader(path.parent, path, TorchReader)
         return _open_file(path)

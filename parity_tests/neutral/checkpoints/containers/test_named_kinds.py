@@ -87,13 +87,18 @@ def test_files_of_zero_3_are_never_converted_alone(tmp_path, ranks):
     "names", [["mp_rank_00/a.pt", "mp_rank_01/a.pt"], ["mp_rank_00_000/a.pt", "mp_rank_00_001/a.pt"]]
 )
 def test_ranks_in_folders_are_not_offered_alone(tmp_path, names):
+    run = tmp_path / "run" / "iter_0000010"
     for name in names:
-        (tmp_path / name).parent.mkdir()
-        write("torch", tmp_path / name, ARRAYS)
-    with pytest.raises(
-        CheckpointError, match="holds the parts of weights that ranks of tensor or pipeline parallelism"
-    ):
-        checkpoints.inspect(tmp_path)
+        (run / name).parent.mkdir(parents=True)
+        write("torch", run / name, ARRAYS)
+    for path in (run.parent, run, *((run / name).parent for name in names), *(run / name for name in names)):
+        with pytest.raises(
+            CheckpointError, match="holds the parts of weights that ranks of tensor or pipeline parallelism"
+        ):
+            checkpoints.inspect(path)
+    (run / names[1]).unlink()
+    (run / names[1]).parent.rmdir()
+    assert checkpoints.inspect(run / names[0]).tensors.keys() == {"x"}
 
 
 def test_the_optimizer_of_deepspeed_beside_weights_is_passed_over(tmp_path):
