@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +22,9 @@ WEIGHTS, INDEX = "model.weights.h5", "model.weights.json"
 CONFIG, MAX_CONFIG = "config.json", 1 << 24
 """Member of an archive, or file of a folder, with the serialised model; and its bytes, at most."""
 
+NUMBERED = re.compile(r"(.+)_([0-9]{5})(\.weights\.h5)")
+"""Names of the files of an index: front, number, end."""
+
 MAP = "weight_map"
 """Key of an index: path of a group -> the file that has it, or a list of them."""
 
@@ -37,33 +41,42 @@ class KerasReader(FileReader):
     def _read_headers(self) -> None:
         self._archived_config: Window | None = None
         self._compact: dict[str, bytes] = {}
-        for part in self._parts(self._file, self._folder or self.path.parent):
-            self._add(part)
+        self._index: dict[str, list[str]] = {}
+        self._groups: set[tuple[str, str]] = set()
+        for name, part in self._parts(self._file, self._folder or self.path.parent).items():
+            self._add(name, part)
         check_count(self.path, len(self.tensors))
+        self._check_index()
 
-    def _parts(self, file: File, folder: Path) -> Sequence[File | Window]:
-        """Return the files of HDF5 that a file consists of, or names."""
+    def _parts(self, file: File, folder: Path) -> Mapping[str, File | Window]:
+        """Return name -> file of HDF5, of those that a file consists of, or names."""
         if bytes(file.read(0, min(2, file.size))) == b"PK":
             return self._members(file)
         if self.path.suffix != ".json":
-            return [file]
+            if _beside(self.path.name, (), lambda name: is_there(folder / name)):
+                self.notes = (f"read alone: {printable(self.path.name)} is one of several files of a model; its index "
+                              "(.weights.json) has all",)  # fmt: skip
+            return {self.path.name: file}
         names = self._listed(self.path, file)
-        return [self._open(path, folder) for path in [inside(folder, name, self.path) for name in names]]
+        self._check_named(names, lambda name: is_there(folder / name))
+        paths = {name: inside(folder, name, self.path) for name in names}
+        return {name: self._open(path, folder) for name, path in paths.items()}
 
-    def _members(self, file: File) -> Sequence[Window]:
-        """Return the files of HDF5 in an archive."""
+    def _members(self, file: File) -> Mapping[str, Window]:
+        """Return name -> file of HDF5 of those in an archive."""
         entries = members(file)
         windows = {name: Window(file, one.start, one.size, name) for name, one in entries.items()}
         self._archived_config = windows.get(CONFIG)
         if WEIGHTS in windows:
-            return [windows[WEIGHTS]]
+            return {WEIGHTS: windows[WEIGHTS]}
         if INDEX not in windows:
             raise bad(self.path, f"has no {WEIGHTS} in it, so it is not an archive of Keras")
         names = self._listed(windows[INDEX].path, windows[INDEX])
         missing = [name for name in names if name not in windows]
         if missing:
             raise bad(self.path, f"has no {printable(missing[0])} in it, which {INDEX} names")
-        return [windows[name] for name in names]
+        self._check_named(names, windows.__contains__)
+        return {name: windows[name] for name in names}
 
     def _listed(self, path: Path, file: File | Window) -> list[str]:
         """Return the files that an index names."""
@@ -73,14 +86,30 @@ class KerasReader(FileReader):
         by_group = index.get(MAP) if isinstance(index, dict) else None
         if not isinstance(by_group, dict) or not by_group:
             raise bad(path, f"is not an index of Keras: it has no {MAP}")
-        names = [name for value in by_group.values() for name in (value if isinstance(value, list) else [value])]
+        self._index = {group: value if isinstance(value, list) else [value] for group, value in by_group.items()}
+        names = [name for some in self._index.values() for name in some]
         if not all(isinstance(name, str) for name in names):
             raise bad(path, f"its {MAP} names a file by something that is not text")
         return sorted(set(names))
 
-    def _add(self, part: File | Window) -> None:
+    def _check_named(self, names: Collection[str], exists: Callable[[str], bool]) -> None:
+        """Refuse an index that leaves out one of its numbered files, which exists."""
+        others = [other for name in sorted(names) if (other := _beside(name, names, exists))]
+        if others:
+            raise bad(self.path, f"its {MAP} does not name {printable(others[0])}, which is a file of its model")
+
+    def _check_index(self) -> None:
+        """Refuse an index that names a group, and files in which the group has no array."""
+        for group, files in self._index.items():
+            inner = group.strip("/").replace("/", ".")
+            absent = [name for name in files if (name, inner) not in self._groups]
+            if absent:
+                raise bad(self.path, f"{printable(absent[0])} has no array of {printable(group)}, which the index says")
+
+    def _add(self, file: str, part: File | Window) -> None:
         for dataset in hdf5.datasets(part):
             name = dataset.info.name
+            self._groups.add((file, name.rpartition(".")[0]))
             if name in self.tensors or name in self._unread:
                 raise bad(self.path, f"two of its arrays have the name {printable(name)}")
             if dataset.unread:
@@ -118,3 +147,13 @@ class KerasReader(FileReader):
         return self._compact[name][start:stop]
 
     read_into = Reader.read_into
+
+
+def _beside(name: str, names: Collection[str], exists: Callable[[str], bool]) -> str:
+    """Return the file with the number before or after that of a file, if it exists and is not among `names`."""
+    hit = NUMBERED.fullmatch(name)
+    if hit is None:
+        return ""
+    numbers = (number for number in (int(hit[2]) - 1, int(hit[2]) + 1) if number >= 0)
+    others = (f"{hit[1]}_{number:05}{hit[3]}" for number in numbers)
+    return next((other for other in others if other not in names and exists(other)), "")

@@ -90,6 +90,44 @@ def test_sharded_weights_in_an_archive_are_read(tmp_path):
     check(checkpoints.read(archived(tmp_path / "x.keras", **shards, **{"model.weights.json": index})))
 
 
+def kept(index, file):
+    """Return an index without the groups of a file."""
+    groups = {
+        group: [one for one in np.atleast_1d(files) if one != file] for group, files in index["weight_map"].items()
+    }
+    return {"weight_map": {group: files for group, files in groups.items() if files}}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_index_that_leaves_out_a_file_of_its_model_is_refused(tmp_path, number):
+    file = f"m_{number:05}.weights.h5"
+    index = json.dumps(kept(halves(tmp_path), file))
+    shards = {path.name: path.read_bytes() for path in tmp_path.glob("m_*")}
+    (tmp_path / "m.weights.json").write_text(index)
+    archive = archived(tmp_path / "x.keras", **shards, **{"model.weights.json": index})
+    for path in (tmp_path / "m.weights.json", archive):
+        with pytest.raises(CheckpointError, match=f"its weight_map does not name {file}, which is a file of its model"):
+            checkpoints.convert(path, tmp_path / "out", to_layout="same")
+
+
+def test_an_index_that_names_a_group_its_files_lack_is_refused(tmp_path):
+    index = halves(tmp_path)
+    index["weight_map"]["/layers/dense/vars"] = ["m_00000.weights.h5", "m_00001.weights.h5"]
+    (tmp_path / "m.weights.json").write_text(json.dumps(index))
+    with pytest.raises(
+        CheckpointError, match=r"m_00001.weights.h5 has no array of /layers/dense/vars, which the index"
+    ):
+        checkpoints.read(tmp_path / "m.weights.json")
+
+
+def test_a_file_of_several_read_alone_says_so(tmp_path):
+    halves(tmp_path)
+    note = "read alone: m_00001.weights.h5 is one of several files of a model; its index (.weights.json) has all"
+    assert checkpoints.inspect(tmp_path / "m_00001.weights.h5").notes == (note,)
+    (tmp_path / "m_00000.weights.h5").unlink()
+    assert checkpoints.inspect(tmp_path / "m_00001.weights.h5").notes == ()
+
+
 def test_a_preset_folder_is_its_weights(tmp_path):
     saved(tmp_path / "model.weights.h5")
     saved(tmp_path / "task.weights.h5", {"head": W})
