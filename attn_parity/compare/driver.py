@@ -217,7 +217,7 @@ def judge(
 
 
 def _hint(runner: Live, judgement: Judged, evidence: object, divergence: Divergence, *, is_meaning: bool) -> str:
-    """Return a cause that a localised difference is consistent with, "" if unknown."""
+    """Return what was shown of a localised difference at its place, "" if nothing was."""
     is_forward = divergence.direction == "forward"
 
     def probe() -> str:

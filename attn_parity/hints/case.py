@@ -1,13 +1,10 @@
-"""Two tensors that differ, with their context, and named constants to compare ratios with."""
+"""Two tensors that differ, with their context, and ratios of arrays."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -22,28 +19,11 @@ FIT = 1e-9
 DIFFERS = 1e-11
 """Smallest relative difference that is one."""
 
-CLOSE = 1e-7
-"""How close a ratio is to a number that it is named by."""
-
-NAMES = 3
-"""Most numbers that a ratio is named by, the simplest first."""
-
 LARGEST = 1 << 17
 """Most elements of a tensor that a layer is computed on."""
 
-MIN = 4
-"""Smallest width that a ratio is named by; 2 and 3 are too common to mean one."""
-
-Part = Literal["attention", "embedding", "norm"]
-
-PARTS: dict[Part, re.Pattern[str]] = {
-    "attention": re.compile(
-        r"(?<!fl)atte?n|mha|num_(kv_)?heads|is_causal|(^|[\s._])(q|k|qkv|query|key)(_?proj)?($|[\s._])"
-    ),
-    "embedding": re.compile(r"emb|lookup|vocab|padding_idx|(^|[\s._])(wte|wpe)($|[\s._])"),
-    "norm": re.compile(r"norm|rms|(^|[\s._])(ln|bn|gn|eps)(_?\w)?($|[\s._])"),
-}
-"""Part of a model -> pattern that its classes, paths, weights or settings match."""
+MOST_WHOLE = 1 << 10
+"""Largest whole number whose root or inverse a ratio is written as."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +39,6 @@ class Case:
         labels: names of the sides in messages.
         is_gradient: whether the tensor is a gradient.
         counts: integers in the settings of both sides: numbers of heads, widths of a head.
-        words: classes, paths, weights and settings of the submodule or gap, in lower case.
         around: inputs of the module around it, for code between two submodules.
     """
 
@@ -71,12 +50,7 @@ class Case:
     labels: tuple[str, str]
     is_gradient: bool = False
     counts: Sequence[int] = ()
-    words: str = ""
     around: Sequence[Array] = ()
-
-    def may_hold(self, part: Part) -> bool:
-        """Return whether names suggest that it contains a part, which causes within that part require."""
-        return PARTS[part].search(self.words) is not None
 
     @property
     def apart(self) -> Array:
@@ -145,66 +119,14 @@ def ratio_of(first: Array, second: Array) -> float | None:
     return ratio
 
 
-def widths_of(case: Case) -> list[int]:
-    """Return the sizes of axes that a scale may be made of, and parts of them that may be a head's width.
-
-    Where the outputs agree, only the backward pass of attention has such a scale.
-    """
-    if case.is_gradient and not case.may_hold("attention"):
-        return []
-    ends = [one.shape[-1] for one in (case.first, *case.inputs) if one.ndim]
-    sizes = {*ends, *(size for one in case.weights.values() for size in one.shape), *case.counts}
-    sizes |= {size // count for size in ends for count in case.counts if count and size % count == 0}
-    parts = {size // part for size in sizes for part in (2, 4, 8, 16) if size % part == 0}
-    return sorted(int(size) for size in sizes | parts if MIN <= size <= 1 << 16)
-
-
-PLAIN: dict[str, float] = {
-    text.format(number): function(number)
-    for number in (2, 3)
-    for text, function in (
-        ("{}", float),
-        ("sqrt({})", math.sqrt),
-        ("1/sqrt({})", lambda number: 1 / math.sqrt(number)),
-        ("1/{}", lambda number: 1 / number),
-    )
-}
-"""Usual factors in code (the gain of a ReLU, the mean of two branches): that two widths have such a ratio is evidence
-only where attention is, or a setting gives the width."""
-
-
-def scale_named(ratio: float, case: Case) -> str:
-    """Name a ratio by a plain number, or by the widths of a place that it may be made of."""
-    plain = next((text for text, number in PLAIN.items() if abs(abs(ratio) / number - 1) < CLOSE), "")
-    if not plain:
-        return named(ratio, widths_of(case))
-    sign = "-" if ratio < 0 else ""
-    widths = named(ratio, widths_of(case)) if case.counts or case.may_hold("attention") else ""
-    if "width" not in widths:
-        return f" = {sign}{plain}: consistent with another scale"
-    return f" = {sign}{plain}{widths.partition(':')[0]}: consistent with a scale by this number or by another width"
-
-
-def named(ratio: float, widths: Sequence[int]) -> str:
-    """Name a ratio by the widths that it may be made of."""
-    magnitude = abs(ratio)
-    if math.isclose(ratio, -1.0, rel_tol=1e-9):
-        return ": the sign is exchanged"
-    sign = "-" if ratio < 0 else ""
-    if magnitude == 0:
-        return ""
-    names = [
-        text.format(width)
-        for power, text in ((1.0, "{}"), (0.5, "sqrt({})"), (-0.5, "1/sqrt({})"), (-1.0, "1/{}"))
-        for width in widths
-        if abs(magnitude / width**power - 1) < CLOSE
-    ]
-    for numerator, denominator in itertools.permutations(widths, 2):
-        if abs(magnitude / math.sqrt(numerator / denominator) - 1) < CLOSE:
-            names.append(f"sqrt({numerator}/{denominator})")
-    if not names:
-        return ": consistent with another scale"
-    return f" = {' = '.join(sign + one for one in names[:NAMES])}: consistent with a scale by another width"
+def written(ratio: float) -> str:
+    """Return a ratio with 6 digits, and as a root or one over a whole number where it has more and is one."""
+    is_short = math.isclose(ratio, float(f"{ratio:.3g}"), rel_tol=FIT) or not 1 / MOST_WHOLE <= abs(ratio) <= MOST_WHOLE
+    for power, text in () if is_short else ((-1.0, "1/{}"), (0.5, "sqrt({})"), (-0.5, "1/sqrt({})")):
+        whole = round(abs(ratio) ** (1 / power))
+        if 1 < whole <= MOST_WHOLE and math.isclose(whole**power, abs(ratio), rel_tol=FIT):
+            return f"{ratio:.6g} = {'-' if ratio < 0 else ''}{text.format(whole)}"
+    return f"{ratio:.6g}"
 
 
 def divisors(size: int) -> list[int]:

@@ -193,7 +193,7 @@ def functions(name: str, operand: Array, plain: Array) -> Iterator[tuple[str, Ar
     for other, function in others.items():
         value = function(operand)
         is_flat = value.size > 1 and np.ptp(operand) > 0 and np.ptp(value) == 0  # a saturated function fits by chance
-        if value.shape == plain.shape and not is_flat and not np.array_equal(value, plain):
+        if other != name and value.shape == plain.shape and not is_flat and not np.array_equal(value, plain):
             yield f"{other} for {name}", value
 
 

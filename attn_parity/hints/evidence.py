@@ -1,4 +1,4 @@
-"""The numbers at the place of a fault, and the one line that they are consistent with."""
+"""The numbers at the place of a fault, and the line of what was shown of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from typing import Any, Literal
 import numpy as np
 
 from ..results.findings import shown
-from .case import FIT, Array, Arrays, Case, ratio_of
+from .case import FIT, Array, Arrays, Case, ratio_of, written
 from .layers import BY_WEIGHTS, LAYERS
 from .norms import norms
-from .relations import EXACT, VAGUE, variance
+from .relations import EXACT, VAGUE
 from .settings import OWN, differing
 
 MAX = 2
 """Most findings in a hint."""
-
-CLASSES = ("first_class", "second_class")
 
 Relation = Callable[[Case], str]
 
@@ -83,7 +81,7 @@ def hint_for(
     numbers: bool = True,
     probe: Callable[[], str] = lambda: "",
 ) -> str:
-    """Return the cause that a difference is consistent with, "" if nothing is recognised.
+    """Return what was shown of a difference at its place, "" if nothing is recognised.
 
     Args:
         evidence: an `Evidence`, or an object with the same attributes.
@@ -162,7 +160,7 @@ def _scale(evidence: Evidence, labels: tuple[str, str]) -> str:
     if len(close) < len(telling) or not close or not all(close):
         return ""
     first, second = labels
-    return f"{second} is {ratio:.6g} times {first}, and so are all gradients: consistent with another scale"
+    return f"{second} is {written(ratio)} times {first}, and so are all gradients"
 
 
 def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
@@ -172,14 +170,14 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
     """
     inputs = [_wide(one) for one in evidence.inputs if not np.iscomplexobj(one)]
     weights = {name: _wide(one) for name, one in evidence.first_weights.items() if not np.iscomplexobj(one)}
-    counts, words = _counts(evidence), _words(evidence)
+    counts = _counts(evidence)
     whole = getattr(evidence, "whole", None)
     around = [_wide(one) for one in whole.inputs if not np.iscomplexobj(one)] if whole is not None else []
     case_of = functools.partial(Case, inputs=inputs, weights=weights, labels=labels, counts=counts)
     cases = []
     for position, (first, second) in enumerate(zip(evidence.first_outputs, evidence.second_outputs, strict=False)):
         name = "the output" if len(evidence.first_outputs) == 1 else f"output {position}"
-        cases.append(case_of(name, _wide(first), _wide(second), words=words, around=around))
+        cases.append(case_of(name, _wide(first), _wide(second), around=around))
     cases = [case for case in cases if case.is_real and case.differs]
     if cases:
         return cases
@@ -187,19 +185,8 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
     for name in gradients:
         if name in evidence.second_gradients:
             first, second = _wide(evidence.first_gradients[name]), _wide(evidence.second_gradients[name])
-            about = f"{words} {name.lower()}"
-            cases.append(case_of(f"the gradient of {name}", first, second, is_gradient=True, words=about))
+            cases.append(case_of(f"the gradient of {name}", first, second, is_gradient=True))
     return [case for case in cases if case.is_real and case.differs]
-
-
-def _words(evidence: Any) -> str:
-    """Return the names at a place, in lower case: classes, paths, weights and settings."""
-    classes = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", str(getattr(evidence, name, ""))) for name in CLASSES]
-    paths = (getattr(evidence, name, "") for name in ("path", "second_path"))
-    settings = {*evidence.first_settings, *evidence.second_settings}
-    between = getattr(evidence, "between", None)
-    inside = between or evidence.first_weights  # the weights are those of the whole module around
-    return " ".join([*classes, *paths, *inside, *sorted(settings)]).lower()
 
 
 def _counts(evidence: Any) -> tuple[int, ...]:
@@ -239,7 +226,8 @@ def of_statistic(
     if first_update.size < 3 or rank < 2 or not fits or not 0.0 < kept / (1 - ratio) < 1.0:
         return ""
     count = _count_of(float(ratio))
-    if count < 2 or count % rows or not variance(float(ratio), count, 1e-3):
+    whole = count / max(count - 1, 1)
+    if count < 2 or count % rows or not abs(max(ratio, 1 / ratio) - whole) <= 1e-3 * (whole - 1):
         return ""
     times = "n/(n-1)" if ratio > 1 else "1/(n/(n-1))"
     return (

@@ -220,7 +220,7 @@ def spectral(case: Case) -> str:
                 label, other = case.labels if divided[0] else case.labels[::-1]
                 return (
                     f"{label} divides the weight by its norm after a step of power iteration from {name}, {other} by "
-                    "another number: consistent with stored vectors, which give the same where they are singular ones"
+                    "another number"
                 )
     return ""
 

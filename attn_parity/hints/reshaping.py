@@ -64,35 +64,6 @@ def _subsets(ndim: int) -> Iterator[tuple[int, ...]]:
         yield from itertools.combinations(range(ndim), count)
 
 
-def averaged(case: Case) -> str:
-    """Recognise a sum for a mean behind other steps: a ratio that is the size of axes that the output lacks."""
-    square = float(np.square(case.first).sum()) if case.is_small(inputs=True) else 0.0
-    if not square:
-        return ""
-    ratio = float((case.first * case.second).sum()) / square
-    if not case.fits(ratio * case.first, case.second):
-        return ""
-    for operand, removed in itertools.product(case.inputs, range(1, 5)):
-        for axes in itertools.combinations(range(operand.ndim), removed):
-            count = math.prod(operand.shape[axis] for axis in axes)
-            for times, mean, total in ((ratio, *case.labels), (1 / ratio, *case.labels[::-1])):
-                is_count = count > 2 and math.isclose(times, count, rel_tol=1e-9)
-                if is_count and _lacks(case.first.shape, operand.shape, axes):
-                    of = " x ".join(str(operand.shape[axis]) for axis in axes)
-                    # A width is as likely a factor by chance as the axes that a mean leaves out.
-                    others = "" if operand.ndim - removed <= case.first.ndim else ", or with another scale"
-                    cause = f"consistent with a sum in {total}, a mean in {mean}{others}"
-                    return f"{total} is {count} ({of}) times {mean}: {cause}"
-    return ""
-
-
-def _lacks(after: tuple[int, ...], before: tuple[int, ...], axes: tuple[int, ...]) -> bool:
-    """Return whether a shape is another one without these axes, and perhaps without more."""
-    kept = [size for size in after if size != 1]
-    others = [size for axis, size in enumerate(before) if axis not in axes and size != 1]
-    return any(list(few) == kept for few in itertools.combinations(others, len(kept))) if len(before) < 8 else False
-
-
 # ---- resizing
 
 

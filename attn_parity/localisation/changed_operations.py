@@ -7,6 +7,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from ..pair import SIDES
 from ..results.findings import Side, shown
 from ..sides.arrays import is_float
@@ -24,6 +26,9 @@ KINDS: Mapping[Direction, tuple[bool, ...]] = {"forward": (False, True), "backwa
 
 AGREE = 1e-9
 """Largest difference of gradients that agree, relative to the largest of them."""
+
+WIDER = 4.0
+"""Factor of inputs with which a change has to fit as well: a bound that drawn numbers do not reach has no effect."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,7 @@ class ChangedOperations:
     fresh: Callable[[], Sequence[Trial]] = list
 
     def hint(self) -> str:
-        """Return all changes of an operation with which both sides agree, and their lines of code; "" if none does.
+        """Return all changes of an operation with which both sides agree, and their lines; "" if none does.
 
         Either side may be the one at fault. Other numbers in the code are tried last: solved for, they may agree by
         chance.
@@ -57,7 +62,8 @@ class ChangedOperations:
         for numbers in KINDS[self.direction]:
             ways = [way for side in reversed(SIDES) for way in self._ways(side, numbers=numbers)]
             if ways:
-                return f"with {', or with '.join(ways)} both sides agree"
+                where = f" in {self.paths['first']}" if self.paths["first"] else ""
+                return f"with {', or with '.join(ways)} both sides agree{where}"
         return ""
 
     def _ways(self, side: Side, *, numbers: bool) -> list[str]:
@@ -71,10 +77,10 @@ class ChangedOperations:
         return [f"{text} in {label}{f' ({where})' if where else ''}" for text, where in changes]
 
     def _fed(self) -> Iterator[tuple[SubmoduleRunner, dict[Side, Arguments]]]:
-        """Yield arguments that both sides share: the call's, slightly moved, and those of other calls and samples."""
+        """Yield arguments of both sides: the call's, also times `WIDER`, and those of other calls and samples."""
         groups = match_inputs(self.calls)
-        for copy in range(2):
-            yield self.runner, fed(dict(self.calls), groups, "first", copy=copy)
+        for times in (1.0, WIDER) if self.direction == "forward" else (1.0,):
+            yield self.runner, fed(dict(self.calls), groups, "first", times=times)
         for runner, calls in (*((self.runner, calls) for calls in self.others), *self.fresh()):
             if self._is_alike(calls):
                 yield runner, fed(dict(calls), groups, "first")
@@ -91,6 +97,8 @@ class ChangedOperations:
         samples = []
         for runner, arguments in self._fed():
             made = {one: runner.run(one, self.paths[one], arguments[one]).outputs for one in SIDES}
+            if samples and not all(np.isfinite(each).all() for one in SIDES for each in made[one]):
+                continue
             samples.append(OutputSample(runner.weights(side), arguments[side], self._wanted(side, made)))
         changes: list[tuple[str, str]] = self.sides.subjects[side].changes(
             samples, path=self.paths[side], numbers=numbers, has_literals=self._has_literals

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..results.findings import Side
 from ..samples.calls import is_mask
-from ..sides.arrays import is_float, release
+from ..sides.arrays import is_float, numpy_dtype, release
 from ..sides.subject import Arguments, Array, Call
 from ..verdict.measures import CHUNK, scale_of
 
@@ -206,7 +206,7 @@ def other_layouts(
         first_leaf, second_leaf = first[group.first[0]], second[group.second[0]]
         if relative([(group.turn.to_second(first_leaf), second_leaf)]) >= _CLOSE:
             turns = (turn for turn, _ in _turns(first_leaf.shape, second_leaf.shape) if turn.keeps_neighbours)
-            unsure[position] = {turn.axes: turn for turn in turns if _moves_one_axis(turn.axes)}
+            unsure[position] = {turn.axes: turn for turn in turns if turn.moves_one_axis}
     axes_in_use = {group.turn.axes for position, group in enumerate(groups) if position in unsure}
     layouts = dict.fromkeys(axes for turns in unsure.values() for axes in turns)
     other_groupings = []
@@ -332,14 +332,6 @@ def _orders(count: int) -> Iterator[tuple[int, ...]]:
         yield (*rest[:position], moved, *rest[position:])
 
 
-def _moves_one_axis(axes: tuple[int, ...]) -> bool:
-    """Return whether an order of axes only moves one of them, as layouts do, or none."""
-    return any(
-        [axis for axis in axes if axis != moved] == [axis for axis in range(len(axes)) if axis != moved]
-        for moved in axes
-    )
-
-
 def _plain_turn(left: tuple[int, ...], right: tuple[int, ...]) -> AxisTurn | None:
     """Return the reshape from one shape to the other if it only merges, splits or drops neighbouring axes."""
     if (
@@ -378,6 +370,7 @@ def fed(
     *,
     discrete: Sequence[tuple[int, int]] = (),
     copy: int = 0,
+    times: float = 1.0,
     dtype: str | None = None,
 ) -> dict[Side, Arguments]:
     """Return both calls with every matched array taken from one side.
@@ -388,12 +381,15 @@ def fed(
         source: the side whose numbers are taken.
         discrete: positions of integers and truth values that are taken, too.
         copy: above 0, the numbers are moved a little, by other random numbers for each copy.
+        times: factor of the numbers, but for those of masks.
         dtype: precision of all floating-point arrays; None leaves them.
     """
     leaves = {side: list(call.arguments.leaves) for side, call in calls.items()}
     source_leaves = calls[source].arguments.leaves
     for group in groups:
         value = group.value(source, source_leaves)
+        if times != 1.0 and not is_mask(value):
+            value = value * times
         if copy:
             value = value * (1.0 + 2.0**-10 * np.random.default_rng([copy, group.first[0]]).normal(size=value.shape))
         for side in leaves:
@@ -449,8 +445,6 @@ def fed_cotangents(
 
 def in_dtype(array: Array, dtype: str | None) -> Array:
     """Return a floating-point array in a precision; None, and other arrays, stay as they are."""
-    from ..sides.arrays import numpy_dtype
-
     return array.astype(numpy_dtype(dtype)) if dtype is not None and is_float(array) else array
 
 

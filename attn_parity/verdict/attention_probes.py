@@ -11,7 +11,6 @@ from collections.abc import Collection
 
 import numpy as np
 
-from ..hints.case import MIN, PARTS
 from ..pair import SIDES, Pair
 from ..pairing import Match
 from ..results.findings import Side
@@ -38,7 +37,7 @@ _QUERY = re.compile(r"(?:^|[._\[])(?:w?q|query)(?:_?proj)?(?:[._\]]|$)")
 
 
 def on_attention(runner: Live, sample: Sample) -> str:
-    """Return the cause that a fault of attention is consistent with, from runs with other tokens or scales.
+    """Return what runs with other tokens or scales show of a fault of attention, "" without one.
 
     Args:
         runner: runs both sides.
@@ -84,14 +83,9 @@ def _on_later_tokens(runner: Live, sample: Sample, before: dict[Side, list[Array
     if not _depends_on_earlier_tokens(runner, causal[0], sample, before[causal[0]][0]):
         return ""
     other: Side = "second" if causal[0] == "first" else "first"
-    at, later = first[other], last - first[other]
-    shows = "shows a later token (tril(k=1))" if later == 1 else f"shows later tokens, {later} over all layers"
-    mask = f"a causal mask that {'is missing, or shows later tokens' if at == 0 else shows}"
-    ahead = f"a step that looks ahead in {pair.shown[other]} alone"
-    cause = f"{mask}, or with {ahead}" if _has_attention(pair) else ahead
     return (
-        f"in {pair.shown[other]} the output at position {at} depends on the token at position {last}, in "
-        f"{pair.shown[causal[0]]} no output depends on a later token: consistent with {cause}"
+        f"in {pair.shown[other]} the output at position {first[other]} depends on the token at position {last}, in "
+        f"{pair.shown[causal[0]]} only the output at position {last} does"
     )
 
 
@@ -102,12 +96,6 @@ def _depends_on_earlier_tokens(runner: Live, side: Side, sample: Sample, before:
         return False
     apart = np.abs(_outputs(runner, side, changed)[0] - before)[:, -1]
     return bool((apart > MOVED * scale_of([before])).any())
-
-
-def _has_attention(pair: Pair) -> bool:
-    """Return whether the names of parameters speak of attention."""
-    names = [name.lower() for match in pair.pairing.matches for name in (match.first.source, match.second.source)]
-    return any(PARTS["attention"].search(name) for name in names)
 
 
 def _with_token_changed(pair: Pair, sample: Sample, output: Array, at: int) -> Sample | None:
@@ -163,15 +151,7 @@ def _on_scale(runner: Live, sample: Sample, before: dict[Side, list[Array]]) -> 
     for width in _widths({size for match in matches for size in match.first.shape}):
         for side, other in sides:
             if _agree(_with_queries_times(runner, side, sample, matches, width**-0.5), before[other]):
-                lacking, twice = pair.shown[side], pair.shown[other]
-                wider = f"scores by the root of a width {width} times as large in {twice}"
-                cause = (
-                    f"scores that lack 1/sqrt(width of a head) in {lacking}, or have it twice in {twice}, or with "
-                    f"{wider}"
-                    if width >= MIN
-                    else f"{wider}, or with scores that lack this factor in {lacking}"
-                )
-                return f"the sides agree with the queries of {lacking} times 1/sqrt({width}): consistent with {cause}"
+                return f"the sides agree with the queries of {pair.shown[side]} times 1/sqrt({width})"
     return ""
 
 

@@ -71,6 +71,21 @@ def recurring(x, start):
     return jax.lax.scan(lambda state, row: (state * jnp.tanh(row) + row,) * 2, jnp.ones(x.shape[1:]) * start, x)[1]
 
 
+def bounded(x, low):
+    return jnp.clip(x, low, 1.0) * 2 + x
+
+
+def twice(x, function, factor, layers=2):
+    for _ in range(layers):
+        x = jax.lax.scan(lambda state, row: (function(factor * state + row),) * 2, jnp.zeros(x.shape[1:]), x)[1]
+    return x
+
+
+def pooled(x, kind):
+    first, function = {"maximum": (-jnp.inf, jax.lax.max), "mean": (0.0, jax.lax.add)}[kind]
+    return jax.lax.reduce_window(x, first, function, (1, 2, 1), (1, 1, 1), "VALID") / (2 if kind == "mean" else 1)
+
+
 def spread(x, step, low, high):
     kernel = jnp.arange(1.0, 13.0).reshape(3, 4, 1)
     numbers = jax.lax.conv_dimension_numbers(x.shape, kernel.shape, ("NWC", "WIO", "NWC"))
@@ -142,6 +157,21 @@ FAULTS = {
     "the inner factors of a sum of two products exchanged": (
         lambda x: x[::-1] * (1 - jnp.sin(x)) + jnp.sin(x) * x,
         lambda x: x[::-1] * jnp.sin(x) + (1 - jnp.sin(x)) * x,
+    ),
+    "-0.5 for -1": (lambda x: bounded(x, -0.5), lambda x: bounded(x, -1.0)),
+    "sin for tanh": (lambda x: twice(x, jnp.sin, 0.5), lambda x: twice(x, jnp.tanh, 0.5)),
+    "0.25 for 0.5": (lambda x: twice(x, jnp.tanh, 0.25), lambda x: twice(x, jnp.tanh, 0.5)),
+    "sin for tanh in run 2 of 2 alone": (
+        lambda x: twice(twice(x, jnp.tanh, 0.5, 1), jnp.sin, 0.5, 1),
+        lambda x: twice(x, jnp.tanh, 0.5),
+    ),
+    "the maximum of each window for its mean": (
+        lambda x: jnp.sin(pooled(x, "maximum")),
+        lambda x: jnp.sin(pooled(x, "mean")),
+    ),
+    "the mean of each window for its maximum": (
+        lambda x: jnp.sin(pooled(x, "mean")),
+        lambda x: jnp.sin(pooled(x, "maximum")),
     ),
     "> for >=": (lambda x: jnp.where(x.round() > 0, x, 0), lambda x: jnp.where(x.round() >= 0, x, 0)),
 }

@@ -70,6 +70,27 @@ FAULTS = {
     "2.5 for 1.5": (lambda x: x / (x * x + 2.5), lambda x: x / (x * x + 1.5)),
     ">= for >": (lambda x: x * (x.round() >= 0), lambda x: x * (x.round() > 0)),
     "positions 1 lower": (lambda x: x * torch.arange(4), lambda x: x * torch.arange(1, 5)),
+    "normalize over axis 2 of 3 for axis 1": (
+        lambda x: functional.normalize(x, dim=-1) * 2,
+        lambda x: functional.normalize(x) * 2,
+    ),
+    "cumsum over axis 2 of 3 for axis 1": (lambda x: x.cumsum(-1).sin(), lambda x: x.cumsum(1).sin()),
+    "norm over axis 1 of 3 for axis 2": (
+        lambda x: x / x.norm(dim=1, keepdim=True),
+        lambda x: x / x.norm(dim=-1, keepdim=True),
+    ),
+    "a reduction of axes [0] for [2]": (lambda x: x - x.mean(0, keepdim=True), lambda x: x - x.mean(2, keepdim=True)),
+    "einsum of bij,bkj->bik for bij,bjk->bik": (
+        lambda x: torch.einsum("bij,bkj->bik", square(x), square(x)).sin(),
+        lambda x: torch.einsum("bij,bjk->bik", square(x), square(x)).sin(),
+    ),
+    "operand 1 of a product transposed": (
+        lambda x: (x @ (square(x).mT + 1)).sin(),
+        lambda x: (x @ (square(x) + 1)).sin(),
+    ),
+    "-0.5 for -1": (lambda x: x.clamp(-0.5, 1) * 2 + x, lambda x: x.clamp(-1, 1) * 2 + x),
+    "0.3 for 0.01": (lambda x: functional.leaky_relu(x, 0.3).sin(), lambda x: functional.leaky_relu(x, 0.01).sin()),
+    "3 for 2": (lambda x: functional.softplus(x, beta=3.0) + x, lambda x: functional.softplus(x, beta=2.0) + x),
 }
 
 

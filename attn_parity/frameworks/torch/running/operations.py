@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import itertools
+import re
 import sys
 import typing
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
@@ -56,36 +58,32 @@ ChangedResult = Callable[["TorchCall"], Value]
 WORK = 2
 """How many times the work of an operation in NumPy a call of torch is."""
 
-UNARY = frozenset(
-    (
-        *("relu", "relu6", "gelu", "silu", "elu", "selu", "celu", "mish", "softplus", "leaky_relu", "hardsigmoid"),
-        *("hardswish", "hardtanh", "tanh", "sigmoid", "exp", "log", "sin", "cos", "sqrt", "rsqrt", "square", "neg"),
-        *(
-            "abs",
-            "pow",
-            "log10",
-            "log2",
-            "log1p",
-            "expm1",
-            "erf",
-            *ROUNDINGS,
-            "reciprocal",
-            "normalize",
-            "layer_norm",
-            "rms_norm",
-            "group_norm",
-            "instance_norm",
-        ),
-    )
-)
+_UNARY = """
+relu relu6 gelu silu elu selu celu mish softplus leaky_relu hardsigmoid hardswish hardtanh tanh sigmoid exp log sin cos
+sqrt rsqrt square neg abs pow log10 log2 log1p expm1 erf reciprocal normalize layer_norm rms_norm
+group_norm instance_norm
+"""
+
+UNARY = frozenset((*_UNARY.split(), *ROUNDINGS))
 """Functions of torch that others are tried for."""
 
 
 LIMITING = frozenset(("clamp", "clamp_min", "clamp_max", "clip", "masked_fill", "tril", "triu", "remainder", "fmod"))
 """Functions of torch that leave a part of their operand as it is, so that ports may lack them."""
 
+ARITHMETIC = frozenset((*BINARY, *LIMITING, "pow")) - {"tril", "triu"}
+"""Functions of torch whose whole numbers are numbers like others, not sizes or axes."""
+
 UNTRIED = frozenset({"training", "inplace", "p", "bias", "running_mean", "running_var"})
 """Options that belong to the mode or the weights of a layer, and those that other hints name."""
+
+ALONG = frozenset(("cumsum", "cumprod", "logcumsumexp", "flip"))
+"""Functions of torch whose second argument is an axis."""
+
+REDUCED = re.compile("(log_)?softmax|logsumexp|sum|mean|var|std|a(rg)?(min|max)")
+"""Functions of torch whose other axes are tried with other changes."""
+
+PRODUCTS = frozenset(("matmul", "mm", "bmm", "linear", "einsum"))
 
 
 @dataclasses.dataclass
@@ -187,12 +185,14 @@ def found(
     sites, kinds = [call.site for call in record.calls], [call.name for call in record.calls]
     solved: dict[tuple[str, str], None] = {}
     hits = Hits()
-    for group in sorted(grouped(sites, kinds), reverse=True):
+    for group in sorted(grouped(sites, kinds, is_wide=True), reverse=True):
         call, which = record.calls[group[0]], run_of(group, sites, kinds)
         if hits.are_enough or len(solved) >= MOST_FITTING or budget.left < 0:
             break
         if numbers:
-            for text in _fitting_numbers(call, group, results, fits, wanted[0], limits[0]):
+            for text in _fitting_numbers(
+                [record.calls[at] for at in group], group, results, fits, wanted[0], limits[0]
+            ):
                 solved[text + which, written_at(group, sites, kinds)] = None
             continue
         with np.errstate(all="ignore"):
@@ -204,18 +204,25 @@ def found(
     return [*solved, *hits.messages()]
 
 
-def grouped(sites: Sequence[CallSite | None], kinds: Sequence[Hashable]) -> list[tuple[int, ...]]:
+def grouped(
+    sites: Sequence[CallSite | None], kinds: Sequence[Hashable], *, is_wide: bool = False
+) -> list[tuple[int, ...]]:
     """Return the numbers of calls that are changed together: those of one code, of one call of it, and the first alone.
 
     Args:
         sites: the site of each call.
         kinds: its kind: calls of several are not changed together.
+        is_wide: add those of one line, and those of one function but for arithmetic, which is everywhere.
     """
     groups: dict[tuple[Hashable, ...], list[int]] = {}
     for number, (site, kind) in enumerate(zip(sites, kinds, strict=True)):
         groups.setdefault((kind, number if site is None else site.below), []).append(number)
         if site is not None:
             groups.setdefault((kind, site.below, site.instructions), []).append(number)
+            if is_wide:
+                groups.setdefault((kind, site.where), []).append(number)
+            if is_wide and kind not in BINARY and site.lines[0].instruction is not None:
+                groups.setdefault((kind, site.lines[0].instruction[0]), []).append(number)
     return list(dict.fromkeys(part for group in map(tuple, groups.values()) for part in (group, group[:1])))
 
 
@@ -223,7 +230,8 @@ def written_at(group: Sequence[int], sites: Sequence[CallSite | None], kinds: Se
     """Return ``file:line`` of calls that are changed together; see `grouped`, and `located`."""
     mine = [site for at in group if (site := sites[at]) is not None]
     alike = [site for site, kind in zip(sites, kinds, strict=True) if kind == kinds[group[0]] and site is not None]
-    return located(mine, alike) if mine else ""
+    by_line = [[site for site in mine if site.where == where] for where in dict.fromkeys(site.where for site in mine)]
+    return " and ".join(located(sites, alike) for sites in by_line)
 
 
 def run_of(group: Sequence[int], sites: Sequence[CallSite | None], kinds: Sequence[Hashable]) -> str:
@@ -241,17 +249,18 @@ def run_of(group: Sequence[int], sites: Sequence[CallSite | None], kinds: Sequen
 
 
 def _fitting_numbers(
-    call: TorchCall,
+    calls: Sequence[TorchCall],
     group: Collection[int],
     results: Callable[[int, Collection[int], ChangedResult], Sequence[Array] | None],
     fits: Callable[[Collection[int], ChangedResult], bool],
     wanted: Sequence[Array],
     limit: float,
 ) -> Iterator[str]:
-    """Yield the numbers of a call with each of which the results are those wanted, by solving for them."""
-    for index, own in _numbers(call) if call.site else ():  # in a library's own code a number fits by chance
+    """Yield the numbers that calls share with each of which the results are those wanted, by solving for them."""
+    shared = set.intersection(*(set(_numbers(call)) for call in calls))
+    for index, own in sorted(shared, key=str) if calls[0].site else ():  # in a library's own code one fits by chance
 
-        def rest(value: float, index: int = index) -> Array | None:
+        def rest(value: float, index: int | str = index) -> Array | None:
             outputs = results(0, group, _with_number(index, value))
             return None if outputs is None else apart(outputs, wanted)
 
@@ -269,22 +278,22 @@ def _change(text: str) -> ChangedResult:
     return change
 
 
-def _numbers(call: TorchCall) -> Iterator[tuple[int, float]]:
-    """Yield the position and the value of the numbers that code gives a call."""
-    if call.name not in BINARY or not isinstance(call.result, Tensor) or not call.result.dtype.is_floating_point:
+def _numbers(call: TorchCall) -> Iterator[tuple[int | str, float]]:
+    """Yield the position or keyword, and the value, of the numbers that code gives a call; sizes are no numbers."""
+    if not isinstance(call.result, Tensor) or not call.result.dtype.is_floating_point:
         return
-    for index, number in enumerate(call.args):
-        if type(number) in (int, float) and np.isfinite(number):
-            yield index, float(number)
+    for key, number in (*enumerate(call.args), *call.kwargs.items()):
+        is_number = type(number) is float or (type(number) is int and call.name in ARITHMETIC)
+        if is_number and key not in UNTRIED and np.isfinite(number):
+            yield key, float(number)
 
 
-def _with_number(index: int, value: float) -> ChangedResult:
-    """Return a change that computes a binary operation with a number instead of the operand at `index`."""
+def _with_number(key: int | str, value: float) -> ChangedResult:
+    """Return a change that calls the function with another number."""
 
     def change(call: TorchCall) -> Value:
-        operands = [value if at == index else one for at, one in enumerate(call.args)]
-        left, right = (_array(one) if isinstance(one, Tensor) else np.asarray(one) for one in operands)
-        return _tensor(np.asarray(BINARY[call.name](left, right)))
+        args = [value if at == key else one for at, one in enumerate(call.args)]
+        return call.func(*args, **{name: value if name == key else one for name, one in call.kwargs.items()})
 
     return change
 
@@ -307,6 +316,7 @@ def ways_of(call: TorchCall) -> Ways:
         return
     plain, operand = _array(result), _array(tensors[0])
     yield from _defaults(call)
+    yield from _other_axes(call)
     if name in COMPARISONS and len(call.args) == 2:
         left, right = (np.asarray(_array(one) if isinstance(one, Tensor) else one) for one in call.args)
         yield from comparisons(name, left, right)
@@ -348,7 +358,7 @@ def ways_of(call: TorchCall) -> Ways:
             yield f"a maximum for the {name}", largest
         for text, others in reductions(operand, _axes(call, operand)):
             value = getattr(operand, name)(axis=others, keepdims=plain.ndim == operand.ndim)
-            if value.shape == plain.shape:
+            if value.shape == plain.shape or plain.ndim == operand.ndim:
                 yield text, value
     elif name in ("var", "std"):
         axes = _axes(call, operand)
@@ -362,6 +372,8 @@ def ways_of(call: TorchCall) -> Ways:
             value = function(operand, axis=_axes(call, operand), keepdims=plain.ndim == operand.ndim)
             if value.shape == plain.shape and not np.array_equal(value, plain):
                 yield f"a {text} for the {'maximum' if name == 'amax' else 'minimum'}", value
+    elif name in PRODUCTS:
+        yield from _products(call)
     elif name in ("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"):
         yield from _pools(call, name)
     elif name in LIMITING and operand.shape == plain.shape:
@@ -390,6 +402,50 @@ def _defaults(call: TorchCall) -> Ways:
             plain = call.func(*call.args, **options)
             if isinstance(plain, Tensor) and plain.shape == call.result.shape and plain.dtype == call.result.dtype:
                 yield f"no `{key}` in {call.name}", _array(plain)
+
+
+def _other_axes(call: TorchCall) -> Ways:
+    """Yield the results of a function along other axes; reductions have changes of their own."""
+    operand = call.args[0] if call.args else None
+    options = dict(call.kwargs)
+    if inspect.isfunction(call.func):  # as those of `torch.nn.functional`, whose axis may be the default
+        with contextlib.suppress(TypeError):
+            bound = inspect.signature(call.func).bind(*call.args, **call.kwargs)
+            bound.apply_defaults()
+            options = {key: value for key, value in bound.arguments.items() if value is not operand}
+    axis = options.get("dim", call.args[1] if call.name in ALONG and len(call.args) == 2 else None)
+    if REDUCED.fullmatch(call.name) or type(axis) is not int or not isinstance(operand, Tensor):
+        return
+    for other in range(operand.ndim):
+        if other != axis % operand.ndim:
+            with torch.no_grad(), contextlib.suppress(Exception):  # sizes of axes may differ
+                value = call.func(operand, **{**options, "dim": other})
+                if isinstance(value, Tensor) and value.ndim == call.result.ndim:
+                    yield (
+                        f"{call.name} over axis {other} of {operand.ndim} for axis {axis % operand.ndim}",
+                        _array(value),
+                    )
+
+
+def _products(call: TorchCall) -> Ways:
+    """Yield products with a square operand transposed, and sums of products with two letters of a term exchanged."""
+    if call.name != "einsum":
+        for index, operand in enumerate(call.args[:2]):
+            if isinstance(operand, Tensor) and operand.ndim > 1 and operand.shape[-1] == operand.shape[-2]:
+                args = [one.mT if at == index else one for at, one in enumerate(call.args)]
+                with torch.no_grad():
+                    yield f"operand {index} of a product transposed", _array(call.func(*args, **call.kwargs))
+        return
+    equation = call.args[0].replace(" ", "") if isinstance(call.args[0], str) else ""
+    terms = re.split(r"(,|->)", equation)
+    for at, term in enumerate(terms):
+        for one, two in itertools.combinations(dict.fromkeys(filter(str.isalpha, term)), 2):
+            turned = term.translate({ord(one): two, ord(two): one})
+            other = "".join([*terms[:at], turned, *terms[at + 1 :]])
+            with torch.no_grad(), contextlib.suppress(Exception):  # sizes of axes may differ
+                value = torch.einsum(other, *call.args[1:])
+                if value.shape == call.result.shape:
+                    yield f"einsum of {other} for {equation}", _array(value)
 
 
 def _axes(call: TorchCall, operand: Array) -> tuple[int, ...]:

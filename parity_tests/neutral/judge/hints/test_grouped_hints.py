@@ -62,16 +62,9 @@ def test_groups_of_a_norm_are_named(second, said):
     assert found == f"torch computes {formula} 2 groups of neighbouring channels, Flax {formula} {said}"
 
 
-def test_rows_of_a_bag_of_embeddings_are_no_positions():
-    rows = RANDOM.normal(size=(4, 6))
-    other = np.concatenate([rows[:2], RANDOM.normal(size=(2, 6))])
-    assert "positions" in hint(rows, other)
-    assert hint(rows, other, first_class="EmbeddingBag", second_class="Embed") == ""
-
-
 def test_a_momentum_explains_no_difference_of_one_call():
     fields = {"first_settings": {"momentum": 0.1, "eps": 1e-5}, "second_settings": {"momentum": 0.01, "eps": 1e-5}}
-    assert hint(X, 1.01 * X, **fields) == "Flax is 1.01 times torch everywhere: consistent with another scale"
+    assert hint(X, 1.01 * X, **fields) == "Flax is 1.01 times torch everywhere"
 
 
 def test_gates_of_an_lstm_with_keras_names_are_named():

@@ -25,7 +25,7 @@ POWERS = (1, 2, 3)
 _ARITHMETIC = ("add", "sub", "mul", "div", "dot_general")
 
 
-_MISSING = ("ReLU", "SiLU", "GELU by erf", "tanh", "sigmoid")
+_MISSING = ("ReLU", "SiLU", "GELU by erf", "GELU by tanh", "tanh", "sigmoid")
 
 MOST_NUMBERS = 6
 """Most numbers of one line that are exchanged."""

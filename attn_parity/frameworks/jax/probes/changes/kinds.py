@@ -19,7 +19,16 @@ from .elementwise import (
     of_unary,
 )
 from .program import Program, ProgramChange
-from .reductions import of_convolution, of_cumulation, of_loop, of_place, of_product, of_reduction, of_transform
+from .reductions import (
+    of_convolution,
+    of_cumulation,
+    of_loop,
+    of_place,
+    of_product,
+    of_reduction,
+    of_transform,
+    of_windows,
+)
 
 _KINDS: dict[tuple[str, ...], Callable[..., Iterator[ProgramChange]]] = {
     UNARY: of_unary,
@@ -39,6 +48,7 @@ _KINDS: dict[tuple[str, ...], Callable[..., Iterator[ProgramChange]]] = {
     ("fft",): of_transform,
     ("real", "imag"): of_complex,
     ("argmin", "argmax"): of_place,
+    ("reduce_window_sum", "reduce_window_max"): of_windows,
     ("rev",): of_reversal,
 }
 """Names of operations -> their changes."""

@@ -149,7 +149,7 @@ class Operation:
         lines = [*lines_of(self.equation)]
         line = user_line(lines, {})
         inner = lines if line is None else lines[: lines.index(line)]
-        return any(part in inside.file for inside in inner for part in _ALGORITHMS)
+        return any(part in one.file and one.function != "norm" for one in inner for part in _ALGORITHMS)
 
     def described(self, text: str) -> str:
         """Return the description of a change; it mentions the axis of `jax.vmap` where the axes include it."""
@@ -191,6 +191,7 @@ class Program:
         for at, operation in enumerate(self.operations):
             for item in dict.fromkeys(item for item in operation.operands if isinstance(item, int)):
                 self.takes.setdefault(item, []).append(at)
+        self.calls += self._library_calls()
 
     def _add(self, closed: Jaxpr, operands: list[Value], callers: tuple[Jaxpr, ...]) -> list[Value]:
         jaxpr = closed.jaxpr
@@ -216,6 +217,25 @@ class Program:
                 self.operations.append(Operation(self._run, len(self.operations), equation, source, made, callers))
             numbers.update(zip(equation.outvars, made, strict=True))
         return [number(atom) for atom in jaxpr.outvars]
+
+    def _library_calls(self) -> Iterator[tuple[str, int, Atom, int]]:
+        """Yield the calls of library functions that JAX does not trace by themselves, of one value and to one value."""
+        groups: dict[object, list[Operation]] = {}
+        for operation in self.operations:
+            if not operation.callers:
+                lines = [*lines_of(operation.equation)]
+                line = user_line(lines, {})
+                inner = [] if line is None else lines[: lines.index(line)]
+                if line is not None and inner:
+                    groups.setdefault((inner[-1].function, line.instruction or line.number), []).append(operation)
+        for (name, _), members in groups.items():
+            made = {item for operation in members for item in operation.results}
+            used = {item for operation in members for item in operation.operands if isinstance(item, int)}
+            inside = {operation.at for operation in members}
+            leaving = {item for item in made if item in self.outputs or set(self.takes.get(item, ())) - inside}
+            sources = [item for item in used - made if item not in self.constants]
+            if len(members) > 1 and len(sources) == len(leaving) == 1:
+                yield name, members[-1].at, sources[0], leaving.pop()
 
     def where(self, positions: Sequence[int]) -> str:
         """Return ``file:line`` of operations in the user's code; "" if unknown. See `located`."""
@@ -252,7 +272,7 @@ class Program:
 
 def literals(operation: Operation) -> Iterator[tuple[int, float]]:
     """Yield position among its operands and value of the numbers in code that an operation takes."""
-    if operation.name in ("select_n", "clamp"):
+    if operation.name == "select_n":
         return
     for index, atom in enumerate(operation.operands):
         is_number = isinstance(atom, core.Literal) and np.ndim(atom.val) == 0

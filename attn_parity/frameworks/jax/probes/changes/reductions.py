@@ -155,3 +155,22 @@ def of_place(program: Program, operation: Operation) -> Iterator[ProgramChange]:
 def of_loop(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     """Yield a loop that runs from the other end."""
     yield operation.with_params("a loop from the other end", reverse=not operation.params["reverse"])
+
+
+def of_windows(program: Program, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield the maximum of each window for its mean, or the other way round."""
+    params = operation.params
+    if any(step != 1 for name in ("base_dilation", "window_dilation") for step in params.get(name, ())):
+        return
+    sizes, count = tuple(params["window_dimensions"]), int(np.prod(params["window_dimensions"]))
+    is_sum = operation.name == "reduce_window_sum"
+
+    def pooled(operand: Array) -> Array:
+        padded = np.pad(operand, params["padding"], constant_values=-np.inf if is_sum else 0.0)
+        windows = np.lib.stride_tricks.sliding_window_view(padded, sizes)
+        windows = windows[tuple(slice(None, None, step) for step in params["window_strides"])]
+        axes = tuple(range(-len(sizes), 0))
+        return np.asarray(windows.max(axes) * count if is_sum else windows.mean(axes))
+
+    words = "maximum of each window for its mean" if is_sum else "mean of each window for its maximum"
+    yield operation.computed(f"the {words}", pooled)

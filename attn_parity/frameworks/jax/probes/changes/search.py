@@ -6,6 +6,7 @@ what depends on these is computed again. In loops every step has the change.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -21,6 +22,7 @@ from .....hints.changes import (
     agree,
     apart,
     are_alike,
+    in_run,
     limit_of,
     solutions,
 )
@@ -28,7 +30,7 @@ from .....sides.arrays import LargeWeight
 from .....sides.subject import Array, CannotPromoteError
 from ..numpy_interpreter import Interpreter
 from .kinds import changes_of
-from .program import Atom, Jaxpr, Operation, Program, ProgramChange, Read, Results, Value, literals
+from .program import Atom, Jaxpr, Program, ProgramChange, Read, Results, Value, literals
 
 
 class ChangedPrograms(Interpreter):
@@ -171,24 +173,42 @@ class ChangedPrograms(Interpreter):
                 break
         return hits.messages()
 
-    def _all(
-        self, changes: Callable[..., Iterator[ProgramChange]]
-    ) -> Iterator[tuple[Mapping[int, Results], ProgramChange, Program]]:
-        """Yield the changes of the program and of the loops in it; for the latter, the operation that is the loop."""
-        for change in changes(self.program):
-            yield change.results, change, self.program
+    def _loops(self) -> list[list[tuple[int, Program]]]:
+        """Return the position and the body of each loop, those with the same code together."""
+        groups: dict[tuple[tuple[str, str], ...], list[tuple[int, Program]]] = {}
         for at, operation in enumerate(self.program.operations):
             for key in ("jaxpr", "body_jaxpr"):
                 if operation.name in ("scan", "while") and key in operation.params:
                     body = self._program(operation.params[key])
-                    for change in changes(body):
-                        yield {at: self._in_loop(operation, body, change)}, change, body
+                    code = tuple((item.name, item.where) for item in body.operations)
+                    groups.setdefault(code, []).append((at, body))
+        return list(groups.values())
 
-    def _in_loop(self, operation: Operation, body: Program, change: ProgramChange) -> Results:
+    def _all(
+        self, changes: Callable[..., Iterator[ProgramChange]]
+    ) -> Iterator[tuple[Mapping[int, Results], ProgramChange, Program]]:
+        """Yield the changes of the program and of the loops in it, of all with the same code, then of each.
+
+        The operation that a change of a loop replaces is the loop.
+        """
+        for change in changes(self.program):
+            yield change.results, change, self.program
+        for loops in self._loops():
+            of_loops = [list(changes(body)) for _, body in loops]
+            for several in zip(*of_loops, strict=False) if len(loops) > 1 else ():
+                results = {at: self._in_loop(at, body, one) for (at, body), one in zip(loops, several, strict=True)}
+                if len({one.text for one in several}) == 1:
+                    yield results, several[0], loops[0][1]
+            for number, ((at, body), own) in enumerate(zip(loops, of_loops, strict=True)):
+                for change in own:
+                    text = change.text + in_run(number, len(loops))
+                    yield {at: self._in_loop(at, body, change)}, dataclasses.replace(change, text=text), body
+
+    def _in_loop(self, at: int, body: Program, change: ProgramChange) -> Results:
         def results(read: Read) -> list[Value]:
             self._changes = {id(body): change.results}
             try:
-                return operation.plain(read)
+                return self.program.operations[at].plain(read)
             finally:
                 self._changes = {}
 
@@ -199,11 +219,11 @@ class ChangedPrograms(Interpreter):
     ) -> list[tuple[str, str]]:
         """Return the numbers in the code with each of which the results are those wanted, by solving for them."""
         hits: dict[tuple[str, float, tuple[int, ...]], tuple[str, str]] = {}
-        for number, program, places, changes in self._replaced():
+        for number, program, places, which, changes in self._replaced():
             line = program.operations[places[0]].where
             if len(hits) == MOST_FITTING or self.budget.left < 0:
                 break
-            if any((line, number) == hit[:2] and len(hit[2]) > len(places) for hit in hits):
+            if any((line, number) == hit[:2] and (which or len(hit[2]) > len(places)) for hit in hits):
                 continue  # all of the line together fit
 
             def rest(value: float, changes: Callable[[float], Mapping[int, Results]] = changes) -> Array | None:
@@ -212,40 +232,42 @@ class ChangedPrograms(Interpreter):
 
             for value in solutions(number, rest, limit):
                 if value != number and fits(changes(value)):
-                    text = f"{value:.6g} for {number:.6g}{program.in_run(places)}"
+                    text = f"{value:.6g} for {number:.6g}{program.in_run(places)}{which}"
                     hits.setdefault((line, number, tuple(places)), (text, program.where(places)))
         return list(hits.values())
 
-    def _replaced(self) -> Iterator[tuple[float, Program, list[int], Callable[[float], Mapping[int, Results]]]]:
+    def _replaced(self) -> Iterator[tuple[float, Program, list[int], str, Callable[[float], Mapping[int, Results]]]]:
         """Yield the numbers in code, their operations, and changes to others: all equal ones of a line, then each.
 
-        Those in a library's own code would fit by chance.
+        Those in a library's own code would fit by chance. Of loops with the same code all are changed, then each; the
+        fourth item says which, if one alone.
         """
-        groups: dict[tuple[int, str, float], list[tuple[int, int]]] = {}
-        programs = {-1: self.program}
-        for at, operation in enumerate(self.program.operations):
-            if operation.name == "scan":
-                programs[at] = self._program(operation.params["jaxpr"])
-            inside = [(-1, at, operation)]
-            if at in programs:
-                inside += [(at, position, item) for position, item in enumerate(programs[at].operations)]
-            for loop, position, item in inside:
-                for index, number in literals(item):
-                    if programs[loop].is_written(item.operands[index]):
-                        groups.setdefault((loop, item.where, number), []).append((position, index))
-        for (loop, _, number), places in groups.items():
-            for some in dict.fromkeys((tuple(places), *((place,) for place in places))):
-                own = [position for position, _ in some]
-                yield number, programs[loop], own, functools.partial(self._with_number, programs, loop, some)
+        loops = self._loops()
+        single = [([loop], in_run(at, len(some))) for some in loops if len(some) > 1 for at, loop in enumerate(some)]
+        together: list[tuple[list[tuple[int, Program]], str]] = [([], ""), *((some, "") for some in loops), *single]
+        for several, which in together:
+            program = several[0][1] if several else self.program
+            groups: dict[tuple[str, float], list[tuple[int, int]]] = {}
+            for position, operation in enumerate(program.operations):
+                for index, number in literals(operation):
+                    if program.is_written(operation.operands[index]):
+                        groups.setdefault((operation.where, number), []).append((position, index))
+            for (_, number), places in groups.items():
+                for some in dict.fromkeys((tuple(places), *((place,) for place in places))):
+                    own = [position for position, _ in some]
+                    yield number, program, own, which, functools.partial(self._with_number, several, some)
 
     def _with_number(
-        self, programs: Mapping[int, Program], loop: int, places: Sequence[tuple[int, int]], value: float
+        self, loops: Sequence[tuple[int, Program]], places: Sequence[tuple[int, int]], value: float
     ) -> Mapping[int, Results]:
-        """Return the results with another number at some operands, in the loop that stands there unless it is -1."""
-        program = programs[loop]
-        results = {position: program.operations[position].with_number(index, value) for position, index in places}
-        change = ProgramChange("", min(results), results)
-        return results if loop < 0 else {loop: self._in_loop(self.program.operations[loop], program, change)}
+        """Return the results with another number at some operands, in some loops or else outside of them."""
+
+        def changed(program: Program) -> ProgramChange:
+            results = {position: program.operations[position].with_number(index, value) for position, index in places}
+            return ProgramChange("", min(results), results)
+
+        in_loops = {at: self._in_loop(at, body, changed(body)) for at, body in loops}
+        return in_loops if loops else changed(self.program).results
 
 
 def _sizes(values: Iterable[Value]) -> int:
