@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ..hints.changes import agree
 from ..pair import SIDES
 from ..results.findings import Side, shown
 from ..sides.arrays import is_float
@@ -16,7 +18,7 @@ from ..sides.subject import Arguments, Array, Call, GradientSample, OutputSample
 from .between import Direction
 from .forcing import Paths, gradients_apart, gradients_of
 from .leaves import fed, fed_cotangents, match_inputs, match_outputs
-from .sides import Sides, SubmoduleRunner
+from .sides import FAILURES, Sides, SubmoduleRunner
 
 Trial = tuple[SubmoduleRunner, Mapping[Side, Call]]
 """A call of the submodule on each side, and what runs it with the weights of its sample."""
@@ -26,6 +28,9 @@ KINDS: Mapping[Direction, tuple[bool, ...]] = {"forward": (False, True), "backwa
 
 AGREE = 1e-9
 """Largest difference of gradients that agree, relative to the largest of them."""
+
+MOST_INPUTS = 4
+"""Most inputs of which two are exchanged."""
 
 WIDER = 4.0
 """Factor of inputs with which a change has to fit as well: a bound that drawn numbers do not reach has no effect."""
@@ -61,10 +66,30 @@ class ChangedOperations:
         """
         for numbers in KINDS[self.direction]:
             ways = [way for side in reversed(SIDES) for way in self._ways(side, numbers=numbers)]
+            ways = ways or ([] if numbers or self.direction == "backward" else self._exchanged())
             if ways:
                 where = f" in {self.paths['first']}" if self.paths["first"] else ""
                 return f"with {', or with '.join(ways)} both sides agree{where}"
         return ""
+
+    def _exchanged(self) -> list[str]:
+        """Return the two inputs with which both sides agree if one side takes each for the other, for a message."""
+        inputs = [group.second[0] for group in match_inputs(self.calls) if len(group.second) == 1][:MOST_INPUTS]
+        leaves = self.calls["second"].arguments.leaves
+        pairs = ((one, two) for one, two in itertools.combinations(inputs, 2) if leaves[one].shape == leaves[two].shape)
+        label = shown(self.sides.labels["second"])
+        return [f"inputs {one} and {two} exchanged in {label}" for one, two in pairs if self._agree_exchanged(one, two)]
+
+    def _agree_exchanged(self, one: int, two: int) -> bool:
+        with contextlib.suppress(*FAILURES):  # code may refuse the other input
+            for runner, arguments, made in self._samples:
+                leaves = list(arguments["second"].leaves)
+                leaves[one], leaves[two] = leaves[two], leaves[one]
+                run = runner.run("second", self.paths["second"], arguments["second"].with_leaves(leaves))
+                if not agree(run.outputs, self._wanted("second", made)):
+                    return False
+            return True
+        return False
 
     def _ways(self, side: Side, *, numbers: bool) -> list[str]:
         """Return the changes of one side, for a message."""
@@ -85,6 +110,16 @@ class ChangedOperations:
             if self._is_alike(calls):
                 yield runner, fed(dict(calls), groups, "first")
 
+    @functools.cached_property
+    def _samples(self) -> list[tuple[SubmoduleRunner, dict[Side, Arguments], dict[Side, Sequence[Array]]]]:
+        """What runs the sides, their arguments and their outputs; of the wider inputs only where these are finite."""
+        samples: list[tuple[SubmoduleRunner, dict[Side, Arguments], dict[Side, Sequence[Array]]]] = []
+        for runner, arguments in self._fed():
+            made = {side: runner.run(side, self.paths[side], arguments[side]).outputs for side in SIDES}
+            if not samples or all(np.isfinite(each).all() for side in SIDES for each in made[side]):
+                samples.append((runner, arguments, made))
+        return samples
+
     def _is_alike(self, calls: Mapping[Side, Call]) -> bool:
         """Return whether a call has the arguments of the call that differs most, but for the numbers in arrays."""
         pairs = [(self.calls[side].arguments, calls[side].arguments) for side in SIDES]
@@ -94,12 +129,10 @@ class ChangedOperations:
 
     def _changes(self, side: Side, *, numbers: bool) -> list[tuple[str, str]]:
         """Return the changes with which one side has the other's outputs."""
-        samples = []
-        for runner, arguments in self._fed():
-            made = {one: runner.run(one, self.paths[one], arguments[one]).outputs for one in SIDES}
-            if samples and not all(np.isfinite(each).all() for one in SIDES for each in made[one]):
-                continue
-            samples.append(OutputSample(runner.weights(side), arguments[side], self._wanted(side, made)))
+        samples = [
+            OutputSample(runner.weights(side), arguments[side], self._wanted(side, made))
+            for runner, arguments, made in self._samples
+        ]
         changes: list[tuple[str, str]] = self.sides.subjects[side].changes(
             samples, path=self.paths[side], numbers=numbers, has_literals=self._has_literals
         )

@@ -247,23 +247,31 @@ class ChangedPrograms(Interpreter):
         together: list[tuple[list[tuple[int, Program]], str]] = [([], ""), *((some, "") for some in loops), *single]
         for several, which in together:
             program = several[0][1] if several else self.program
-            groups: dict[tuple[str, float], list[tuple[int, int]]] = {}
+            groups: dict[tuple[str, float], list[tuple[int, int, float]]] = {}
             for position, operation in enumerate(program.operations):
                 for index, number in literals(operation):
                     if program.is_written(operation.operands[index]):
-                        groups.setdefault((operation.where, number), []).append((position, index))
-            for (_, number), places in groups.items():
-                for some in dict.fromkeys((tuple(places), *((place,) for place in places))):
-                    own = [position for position, _ in some]
-                    yield number, program, own, which, functools.partial(self._with_number, several, some)
+                        groups.setdefault((operation.where, abs(number)), []).append((position, index, number))
+            for places in groups.values():
+                alike = [[place for place in places if place[2] == number] for *_, number in places]
+                for some in dict.fromkeys(map(tuple, (places, *alike, *([place] for place in places)))):
+                    own = [position for position, *_ in some]
+                    signs = " of both signs" if len({number for *_, number in some}) > 1 else ""
+                    yield some[0][2], program, own, which + signs, functools.partial(self._with_number, several, some)
 
     def _with_number(
-        self, loops: Sequence[tuple[int, Program]], places: Sequence[tuple[int, int]], value: float
+        self, loops: Sequence[tuple[int, Program]], places: Sequence[tuple[int, int, float]], value: float
     ) -> Mapping[int, Results]:
-        """Return the results with another number at some operands, in some loops or else outside of them."""
+        """Return the results with another number at some operands, in some loops or else outside of them.
+
+        Operands of the other sign than the first keep it, as bounds to both sides do.
+        """
 
         def changed(program: Program) -> ProgramChange:
-            results = {position: program.operations[position].with_number(index, value) for position, index in places}
+            results = {
+                position: program.operations[position].with_number(index, value if number == places[0][2] else -value)
+                for position, index, number in places
+            }
             return ProgramChange("", min(results), results)
 
         in_loops = {at: self._in_loop(at, body, changed(body)) for at, body in loops}
