@@ -26,8 +26,8 @@ from ..layout import Layout
 from ..reading import multimodal
 from ..reading.decoders import KINDS, MAX_LAYERS, is_rotated, mask_of
 from ..reading.model_config import ConfigFile
-from ..rows.attention import OPENAI, Table, interleaved_rotary
-from ..tables.layers import attention_of_layer
+from ..tables import table
+from ..tables.layers import attention_of_layer, table_of_layer
 from . import experts, latent, mixers, runs
 from .description import ALONE, Description, dumps
 from .fields import FieldReader, Options
@@ -42,6 +42,9 @@ from .writing import (
     Attention,
     FamilyWriter,
 )
+
+LIBRARIES = {"meta": "meta-llama", "openai": "openai-gpt-oss"}
+"""Name of a library in a description -> the layout of its files."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,11 +182,9 @@ class FamilyReader(FieldReader):
             numbers |= {"kv_lora_rank": spec.latent_dim, "qk_nope_head_dim": spec.nope_dim}
             return attention_of_layer(self.layout, config, layer, spec, numbers=numbers)
         numbers["num_kv_heads"] = spec.num_kv_heads or spec.num_heads
-        libraries: dict[str, Table] = {}
-        if "meta" in self.description.libraries and not spec.qkv_bias and not spec.out_bias:  # which its files lack
-            libraries["meta"] = interleaved_rotary(spec.num_heads, numbers["num_kv_heads"])
-        if "openai" in self.description.libraries:
-            libraries["openai"] = OPENAI
+        known = [name for name in self.description.libraries if name != "meta" or not (spec.qkv_bias or spec.out_bias)]
+        sizes = {**numbers, "head_dim": spec.head_dim or 0}
+        libraries = {name: table_of_layer(table(LIBRARIES[name]), spec, sizes) for name in known}
         return attention_of_layer(self.layout, config, layer, spec, numbers=numbers, libraries=libraries)
 
     def _latent(self, config: ConfigFile, layer: int, kind: str) -> AttentionLayer:

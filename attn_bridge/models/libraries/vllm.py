@@ -7,14 +7,15 @@ Projections that read the same input are one matrix: query, key and value (``qkv
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from ...weights.placements import Shape
 from ...weights.rows import Row
 from ..layout import Settings
-from ..rows.attention import SPLIT, Table
+from ..rows.attention import FREQUENCIES
 from ..rows.common import TIE
-from ..rows.decoder import EMBEDDINGS, FINAL_NORM, LAYER, OURS, attention, norms
+from ..rows.decoder import EMBEDDINGS, FINAL_NORM, LAYER, OURS
 from ..tables import table
 from .chosen import ChosenLayout, Form
 
@@ -33,6 +34,8 @@ NORMS: Mapping[str, Mapping[str, str]] = {
 HOMES = {"mixtral": "block_sparse_moe"}
 """Form -> where experts and router are; `mlp` elsewhere."""
 
+OF_ATTENTION = f"{LAYER}self_attn."
+
 HEADS = {
     "num_heads": ("num_attention_heads",),
     "num_kv_heads": ("num_key_value_heads", "num_attention_heads"),
@@ -40,16 +43,22 @@ HEADS = {
 
 
 def _qkv(leaf: str) -> Row:
-    parts = tuple(f"W_{name}.{leaf}" for name in ("query", "key", "value"))
+    parts = tuple(f"{OURS}att.W_{name}.{leaf}" for name in ("query", "key", "value"))
     pattern = "o i -> o i" if leaf == "weight" else "o -> o"
     shares = ("num_heads", "num_kv_heads", "num_kv_heads")
-    return Row(f"qkv_proj.{leaf}", parts, pattern, along="o", shares=shares, optional=leaf == "bias")
+    return Row(f"{OF_ATTENTION}qkv_proj.{leaf}", parts, pattern, along="o", shares=shares, optional=leaf == "bias")
 
 
-ATTENTION: Table = (
+ATTENTION = (
     _qkv("weight"),
     _qkv("bias"),
-    *(row for row in SPLIT if not row.theirs.startswith(("q_proj.", "k_proj.", "v_proj."))),
+    Row(f"{OF_ATTENTION}o_proj.weight", (f"{OURS}att.out_proj.weight",)),
+    Row(f"{OF_ATTENTION}o_proj.bias", (f"{OURS}att.out_proj.bias",), optional=True),
+    *(
+        Row(f"{OF_ATTENTION}{name}.weight", (f"{OURS}att.{name}.scale",), optional=True)
+        for name in ("q_norm", "k_norm")
+    ),
+    dataclasses.replace(FREQUENCIES, theirs=OF_ATTENTION + FREQUENCIES.theirs),
 )
 
 
@@ -75,7 +84,7 @@ def _table(form: Form) -> list[Row]:
     kind = str(form["kind"])
     return [
         *EMBEDDINGS,
-        *attention(ATTENTION),
+        *ATTENTION,
         _gate_up("weight"),
         _gate_up("bias"),
         *(
@@ -84,7 +93,10 @@ def _table(form: Form) -> list[Row]:
             for leaf in ("weight", "bias")
         ),
         *_experts(HOMES.get(kind, "mlp")),
-        *norms(**NORMS.get(kind, NORMS["llama"])),
+        *(
+            Row(f"{LAYER}{theirs}.weight", (f"{OURS}{ours}.scale",))
+            for ours, theirs in NORMS.get(kind, NORMS["llama"]).items()
+        ),
         FINAL_NORM,
     ]  # fmt: skip
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from ...weights.rows import Row
 from ..layout import Layout
 from ..parts import OmittedPart, towers
-from .attention import below
 from .common import TIE
 
 LAYER, OURS = "{prefix}layers.{i}.", "trf_blocks.{i}."
@@ -84,16 +83,6 @@ def decoder(
         parts=(*TOWERS, *parts),
         unread=unread,
     )
-
-
-def attention(rows: Iterable[Row], *, required: tuple[str, ...] = (), branch: str = "") -> list[Row]:
-    """Return rows of the attention of a layer."""
-    return below(rows, f"{LAYER}self_attn.", f"{OURS}att.", required=required, branch=branch)
-
-
-def norms(**names: str) -> list[Row]:
-    """Return rows of the norms of a layer, our name = theirs."""
-    return [Row(f"{LAYER}{theirs}.weight", (f"{OURS}{ours}.scale",)) for ours, theirs in names.items()]
 
 
 APART, TOGETHER = "feed-forward/experts", "feed-forward/fused"

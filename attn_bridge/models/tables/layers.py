@@ -53,6 +53,22 @@ def attention_of_layer(
     )
 
 
+def table_of_layer(layout: Layout, spec: Config, numbers: Mapping[str, int]) -> Table:
+    """Return the rows of the attention of a layer in another library, and of what is next to it below the same prefix.
+
+    Args:
+        layout: of the library.
+        spec: config of the attention.
+        numbers: settings that sizes are named after -> their values.
+    """
+    front, tables = _tables(layout, spec, tuple(sorted(numbers.items())))
+    ours = f"{OURS}att."
+    beside = (row for row in layout.rows if row.theirs.startswith(front) and not row.reason)
+    others = (row.theirs for row in beside if not row.ours[0].startswith(ours))
+    rows = next(iter(tables.values()))
+    return (*rows, *(Row(name.removeprefix(front), reason="a norm next to the attention") for name in others))
+
+
 @functools.lru_cache(maxsize=1024)
 def _tables(layout: Layout, spec: Config, sizes: tuple[tuple[str, int], ...]) -> tuple[str, dict[str, Table]]:
     """Return the beginning of the names of a layer's tensors, and library -> the rows behind it.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 from torch import nn
 
 from attn_bridge.models.derived.description import KeySource
-from attn_bridge.models.rows.attention import QUERY, QUERY_LATENT, below, latent
 from attn_bridge.models.rows.common import is_frequencies
-from attn_bridge.models.rows.decoder import OURS
+from attn_bridge.models.rows.decoder import LAYER
+from attn_bridge.models.tables import table
 from attn_bridge.weights.rows import Row
 
 from .subject import DerivationError, ModelClass
@@ -43,6 +44,9 @@ SHARED = "v_head_dim"
 DIRECT, THROUGH = "queries/direct", "queries/latent"
 """Branches of the rows of queries: projected from the input itself, or from a latent."""
 
+FRONT, INDEXER = f"{LAYER}self_attn.", ".indexer."
+"""Beginning of the names of such attention in the table of DeepSeek, and a module of it that other models lack."""
+
 
 def is_in(block: nn.Module) -> bool:
     """Return whether a block has such attention."""
@@ -72,15 +76,13 @@ def rows(layer: str, roles: Mapping[str, str], *, has_direct: bool, has_bias: bo
     """
     if "query_latent" not in roles:
         raise DerivationError(f"{layer.rstrip('.')}: no {FIELDS['query_dim']} that gives queries a latent")
-    of_latent = latent("num_heads", FIELDS["latent_dim"], FIELDS["nope_dim"])
-    tables = [
-        (QUERY_LATENT, THROUGH if has_direct else ""),
-        *([(QUERY, DIRECT)] if has_direct else []),
-        (of_latent, ""),
-    ]
-    for table, branch in tables:
-        kept = (row for row in table if row.check is not is_frequencies and (has_bias or "bias" not in row.theirs))
-        yield from below(kept, layer, f"{OURS}att.", branch=branch)
+    branches = (THROUGH, DIRECT, "") if has_direct else (THROUGH, "")
+    every = [row for row in table("hf-deepseek").rows if row.theirs.startswith(FRONT) and INDEXER not in row.theirs]
+    for branch in branches:
+        for row in every:
+            if row.branch == branch and row.check is not is_frequencies and (has_bias or "bias" not in row.theirs):
+                name = layer + row.theirs.removeprefix(FRONT)
+                yield dataclasses.replace(row, theirs=name, branch=branch if has_direct else "")
 
 
 def fields(subject: ModelClass) -> dict[str, KeySource]:
