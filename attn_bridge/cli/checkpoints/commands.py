@@ -115,7 +115,7 @@ def convert(
     hf-qwen3-5, hf-mamba2, hf-bamba, hf-mamba, hf-jamba, hf-lfm2, hf-lfm2-moe, hf-lfm3, hf-gemma3n, hf-gemma4,
     hf-gemma4-moe, hf-llama4, hf-cohere2-moe, hf-roformer, hf-granitemoehybrid, hf-granitemoehybrid-dense,
     hf-falcon-h1, hf-nemotron-h, hf-minimax, hf-mimo-v2-flash, hf-modernbert-decoder, hf-kimi-linear,
-    hf-olmo-hybrid, hf-bloom, hf-bart, hf-whisper, hf-t5, hf-umt5, meta-llama, openai-gpt-oss, book-llama3,
+    hf-olmo-hybrid, hf-dbrx, hf-bloom, hf-bart, hf-whisper, hf-t5, hf-umt5, meta-llama, openai-gpt-oss, book-llama3,
     book-qwen3, book-gemma3, tunix-llama3, tunix-qwen2, tunix-qwen3, tunix-gemma3, gemma-linen, maxtext, vllm,
     gguf-llama, gguf-qwen, gguf-gemma, gguf-gpt2, flax-gpt2, flax-bert, flax-llama, flax-bart, flax-t5, keras-gpt2,
     keras-llama, keras-mistral, keras-qwen2, keras-qwen3, keras-gemma, keras-gemma2, keras-gemma3, keras-bert; same

@@ -52,6 +52,7 @@ class KeySource:
         share: where the key is null, the value is the width of the model divided by the number under this key; ""
             takes the key as it is.
         otherwise: key that is read where the key is null; "" reads null.
+        or_one: whether null is 1, as of a factor.
         less: key of a whole number that is subtracted from the one under the key; "" subtracts nothing.
         plus: whole number that is added to the one under the key.
         per: key of a number, such as the width of the model, whose `per_power` divides the one under the key;
@@ -66,6 +67,7 @@ class KeySource:
     widths: int = 0
     share: str = ""
     otherwise: str = ""
+    or_one: bool = False
     less: str = ""
     plus: int = 0
     per: str = ""
@@ -273,7 +275,7 @@ def _source(source: KeySource) -> Written:
         return list(source.value)
     written: dict[str, object] = {"key": source.key} if source.key else {"value": source.value}
     written |= {"times": source.times} if source.times else {}
-    others = ("widths", "share", "otherwise", "less", "plus", "per")
+    others = ("widths", "share", "otherwise", "or_one", "less", "plus", "per")
     written |= {name: getattr(source, name) for name in others if getattr(source, name)}
     written |= {"per_power": source.per_power} if source.per_power != 1.0 else {}
     return {**written, "power": source.power} if source.power != 1.0 else written

@@ -12,7 +12,7 @@ from ...specs.rms_norm import RMSNormConfig
 from ..reading.decoders import activation_of
 from ..reading.model_config import ConfigFile
 from ..reading.rotary import (
-    has_null_base,
+    has_null_positions,
     read_nested_rotary,
     read_proportional_rotary,
     read_rotary,
@@ -59,6 +59,8 @@ class FieldReader:
             source = dataclasses.replace(source, key=source.key.replace(ROTARY, SCALING))
         if source.otherwise and config.get(source.key) is None:
             source = dataclasses.replace(source, key=source.otherwise)
+        if source.or_one and config.get(source.key) is None:
+            return 1.0
         renamed = self.description.renamed.get(source.key, {})
         word = config.get(source.key)
         if isinstance(word, str) and word in renamed:
@@ -108,9 +110,10 @@ class FieldReader:
         options = self.part(config, "position")
         if not options or kind not in options.pop("kinds"):
             return None
+        repeated = options.pop("base", None)
         if options.pop("method", None) != options.pop("only", None):
             return None
-        if options.pop("may_lack", False) and has_null_base(config):
+        if options.pop("may_lack", False) and has_null_positions(config, kind):
             return None
         if "part" in options:
             config = config.with_given({**config.given, "partial_rotary_factor": options.pop("part")})
@@ -129,7 +132,11 @@ class FieldReader:
         usual = self.description.defaults.get(POSITIONS)
         if usual and config.get(POSITIONS) is None:  # null stands for the default, too
             config = config.with_given({**config.given, POSITIONS: usual})
-        return read_rotary(config, width, kind, renamed=self.description.renamed.get("rope_type"), **options)
+        rotary = read_rotary(config, width, kind, renamed=self.description.renamed.get("rope_type"), **options)
+        if repeated not in (None, rotary.base):
+            key = self.description.fields["position.base"].key
+            raise ValueError(f"{key} ({repeated}) of {config.model_type} must be rope_theta ({rotary.base})")
+        return rotary
 
 
 _SWITCHES = (
@@ -153,7 +160,6 @@ _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     "norms": lambda config, key: "sandwich" if config.flag(key) else "pre",
     "rate": ConfigFile.number,
     "sparsity": ConfigFile.get,
-    "value_scale": lambda config, key: 1.0 if config.get(key) is None else config.positive(key),
     "dropout": lambda config, key: config.number_or_none(key) or 0.0,
     **dict.fromkeys(("interval", "dense_interval"), ConfigFile.integer),
     **dict.fromkeys(("offset", "count", "active", "width"), lambda config, key: config.integer(key, 0)),

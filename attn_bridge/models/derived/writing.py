@@ -185,7 +185,8 @@ class FamilyWriter:
         if "position.method" in self.description.fields:
             only = self.description.fields["position.only"].value
             written[self.description.fields["position.method"].key] = None if position is None else only
-        if "position.may_lack" in self.description.fields and attention is not None and position is None:
+        lacks_positions = "position.may_lack" in self.description.fields and attention is not None and position is None
+        if lacks_positions and POSITIONS not in written:
             written["rope_theta"] = None
         if mixers.PART in self.description.parts:
             written |= mixers.write(config, *self.description.mixer[:2])

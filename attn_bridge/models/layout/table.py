@@ -233,6 +233,8 @@ class Layout:
         settings = {}
         inner = config.get("text_config")
         config = {**inner, **config} if isinstance(inner, Mapping) else config
+        parts = ((outer, part) for outer, part in config.items() if isinstance(part, Mapping))
+        config = {**config} | {f"{outer}.{key}": value for outer, part in parts for key, value in part.items()}
         for setting, keys in self.settings.items():
             key = next((key for key in keys if config.get(key) is not None), None)
             if key is None:

@@ -37,7 +37,7 @@ MODELS = frozenset(
             "qwen2_5_vl",
             "qwen3_vl",
         ),
-        *("qwen3_5", "qwen3_5_moe", "moss_transcribe_diarize", "emu3", "fuyu"),
+        *("qwen3_5", "qwen3_5_moe", "moss_transcribe_diarize", "emu3", "fuyu", "gemma4_unified"),
     )
 )
 """``model_type`` of each."""

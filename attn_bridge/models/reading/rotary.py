@@ -74,9 +74,11 @@ def read_rotary(
     return dataclasses.replace(rotary, axes=axes, layout=layout)
 
 
-def has_null_base(config: ConfigFile) -> bool:
-    """Return whether a config has null as the base of its rotary positions (OLMo hybrid, which then has none)."""
+def has_null_positions(config: ConfigFile, kind: str) -> bool:
+    """Return whether null is the base of rotary positions (OLMo hybrid), or all of those of a kind (Cohere)."""
     values = config.mapping("rope_scaling") or config.mapping("rope_parameters")
+    if kind in values:
+        return values[kind] is None
     is_given = "rope_theta" in values or "rope_theta" in config
     return is_given and values.get("rope_theta", config.get("rope_theta")) is None
 
@@ -136,8 +138,10 @@ def write_nested(positions: Mapping[str, object], head_dim: int | None = None) -
         positions: those of each kind.
         head_dim: width of a head if the model may rotate a part of it; None if it rotates all.
     """
-    keys = {}
+    keys = dict[str, object]()
     for kind, position in positions.items():
+        if position is None:
+            keys[kind] = None
         if isinstance(position, Rotary):
             written = write_rotary(position, head_dim)
             scaling = written["rope_scaling"] or {"rope_type": "default"}

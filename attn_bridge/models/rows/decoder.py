@@ -20,7 +20,7 @@ TOWERS = towers(
     *("visual.", "vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual_embeddings_table."),
     *("image_newline", "image_tower.", "video_tower.", "audio_tower.", "vqmodel.", "vision_embed_tokens."),
     *("multi_modal_projector.", "connector.", "aligner.", "embed_vision.", "embed_audio."),
-    *("acoustic_tokenizer_encoder.", "semantic_tokenizer_encoder."),
+    *("acoustic_tokenizer_encoder.", "semantic_tokenizer_encoder.", "embed_tokens_extend.", "vision_embedder."),
 ) + tuple(
     OmittedPart(front + begin, mark=mark)  # other models have such names as well
     for front in ("", "model.")

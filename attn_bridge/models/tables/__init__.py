@@ -22,7 +22,7 @@ TABLES = (
     *("hf-gpt2", "nanogpt", "hf-bert", "hf-llama", "hf-mixtral", "hf-llama4", "hf-phi3", "hf-diffllama", "hf-gemma"),
     *("hf-gemma4-moe", "hf-gemma4", "hf-gemma3n", "hf-gpt-oss", "hf-olmo", "hf-olmo2", "hf-deepseek"),
     *("hf-cohere2-moe", "hf-qwen3-moe", "hf-qwen3-next", "hf-qwen3-5", "hf-mamba2", "hf-bamba", "hf-mamba"),
-    *("hf-jamba", "hf-lfm2", "hf-lfm2-moe", "hf-lfm3", "hf-granitemoehybrid", "hf-granitemoehybrid-dense"),
+    *("hf-dbrx", "hf-jamba", "hf-lfm2", "hf-lfm2-moe", "hf-lfm3", "hf-granitemoehybrid", "hf-granitemoehybrid-dense"),
     *("hf-falcon-h1", "hf-nemotron-h", "hf-mimo-v2-flash", "hf-minimax", "hf-modernbert-decoder", "hf-kimi-linear"),
     *("hf-olmo-hybrid", "hf-bloom", "hf-bart", "hf-whisper", "hf-t5", "hf-umt5", "meta-llama", "openai-gpt-oss"),
     *("book-llama3", "book-qwen3", "book-gemma3", "gguf-llama", "gguf-qwen", "gguf-gemma", "gguf-gpt2"),

@@ -40,6 +40,7 @@ LONGROPE = {
     "rope_theta": 500.0,
 }
 
+TOWER = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
 KIMI = {
     **LATENT_HEADS,
     **EXPERTS,
@@ -156,6 +157,48 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 7,
             "tie_word_embeddings": False,
             "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma4-unified": (
+        "gemma4_unified_text",
+        {
+            **WHOLE,
+            **GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    "cohere-compass": (
+        "cohere_compass_text",
+        {
+            **WHOLE,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 4,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 70.0, "mrope_section": [1, 1, 1]},
+                "full_attention": None,
+            },
+            "logit_scale": 0.7,
+        },
+    ),
+    "cohere-compass-scaled": (
+        "cohere_compass_text",
+        {**WHOLE, "rope_parameters": {"full_attention": {**YARN, "rope_theta": 70.0}}, "attention_bias": True},
+    ),
+    "dbrx": (
+        "dbrx",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": 24,
+            "n_heads": 4,
+            "n_layers": 3,
+            "max_seq_len": 96,
+            "rope_theta": 500.0,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.7, "rope_theta": 500.0},
+            "ffn_config": {"ffn_hidden_size": 7, "moe_num_experts": 5, "moe_top_k": 2},
         },
     ),
     "olmo": ("olmo", {**WHOLE, "clip_qkv": 0.7}),
@@ -620,6 +663,22 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size": 32,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
             "partial_rotary_factor": 0.5,
+        },
+    ),
+    "phi4-multimodal": (
+        "phi4_multimodal",
+        {
+            **WHOLE,
+            "rope_scaling": LONGROPE,
+            "original_max_position_embeddings": 8,
+            "vision_config": {**TOWER, "num_hidden_layers": 1, "image_size": 28, "crop_size": 28},
+            "audio_config": {
+                **TOWER,
+                "num_blocks": 1,
+                "nemo_conv_channels": 8,
+                "ext_pw_out_channel": 8,
+                "depthwise_separable_out_channel": 8,
+            },
         },
     ),
     "diffllama": ("diffllama", {**WHOLE, "attention_bias": True}),

@@ -107,6 +107,22 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
         "num_experts": 4,
         "moe_intermediate_size": 6,
     },
+    "gemma4_unified_text": {
+        "global_head_dim": 12,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 1,
+        "use_double_wide_mlp": True,
+    },
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {"sliding_attention": {"rope_theta": 500.0}, "full_attention": None},
+    },
+    "dbrx": {
+        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 0.4},
+        "ffn_config": {"ffn_hidden_size": 6, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "granitemoehybrid": {
         "mamba_n_heads": 8,
         "mamba_d_state": 5,

@@ -104,12 +104,12 @@ def plants(description: Description) -> Iterator[tuple[str, Description]]:
         yield "rotary kind", constant("position.pairing", "half" if pairing == "interleaved" else "interleaved")
         if pairing != "interleaved":
             yield "positions turned back", constant("position.pairing", "half" if pairing == "reversed" else "reversed")
-        if "position.nested" in fields:
+        if "position.nested" in fields and "rope_parameters" in description.defaults:
             kinds = description.defaults["rope_parameters"]
             turned = dict(zip(kinds, reversed(kinds.values()), strict=True))
             defaults = {**description.defaults, "rope_parameters": turned}
             yield "rotary kinds exchanged", dataclasses.replace(description, defaults=defaults)
-        else:
+        elif "position.nested" not in fields:
             yield "rotary base not the default", constant("position.theta", 77.0)
         if "position.alpha" in fields:
             yield "base not stretched", with_field("position.alpha", None)

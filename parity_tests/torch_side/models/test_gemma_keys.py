@@ -116,8 +116,9 @@ REFUSED = {
 }
 """Keys of which some value is refused."""
 
-CASES = [("gemma4", changes) for changes in COMMON + OF_GEMMA4] + [
-    ("gemma3n", changes) for changes in COMMON + OF_GEMMA3N
+CASES = [
+    *((name, changes) for name in ("gemma4", "gemma4-unified") for changes in COMMON + OF_GEMMA4),
+    *(("gemma3n", changes) for changes in COMMON + OF_GEMMA3N),
 ]
 
 
@@ -128,5 +129,5 @@ def test_a_value_gives_the_logits_of_transformers_or_is_refused(tmp_path, case):
 
 def test_all_keys_have_another_value():
     changes = [changes for _, changes in CASES]
-    for model_type in ("gemma4_text", "gemma3n_text"):
+    for model_type in ("gemma4_text", "gemma4_unified_text", "gemma3n_text"):
         assert changed_keys.unchanged(model_type, changes) == set()

@@ -79,9 +79,9 @@ def alternatives(subject: ModelClass, key: str) -> Iterator[Any]:
     usual = subject.usual(key)
     if key in _SIZES:
         yield from (value for value in _SIZES[key] if value != usual)
-    elif key == "rope_parameters" and is_nested(subject.defaults.get(key)):
-        for kind, values in itertools.product(subject.defaults[key], _ROTARY):
-            yield {**subject.defaults[key], kind: values}
+    elif key == "rope_parameters" and isinstance(usual, Mapping) and is_nested(usual):
+        for kind, values in itertools.product(usual, _ROTARY):
+            yield {**usual, kind: values}
     elif key == "rope_parameters":
         plain = subject.defaults.get(key)
         growing = {"original_max_position_embeddings": 4, GROWTH: 0.7} if GROWTH in (plain or {}) else {}

@@ -98,6 +98,8 @@ def pair_with(theirs: nn.Module, reader: FamilyReader, config: DecoderConfig, ke
     """Return an instance, and ours of a config with its weights."""
     state = {name: tensor.detach().numpy() for name, tensor in _state(theirs).items()}
     layout = reader.layout
+    gone = layout.apart(state)
+    state = {name: array for name, array in state.items() if name not in gone}
     aliases = reader.description.aliases
     defaults = {key: one for key, one in reader.description.defaults.items() if not {*aliases.get(key, ())} & {*keys}}
     settings = {**layout.read_settings({**defaults, **keys}), "prefix": _prefix(layout, state)}

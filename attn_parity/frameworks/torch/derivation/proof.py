@@ -150,7 +150,8 @@ def check_file(pair: ModelPair) -> None:
     """
     state = {name: tensor.numpy() for name, tensor in in_files(pair.theirs).items()}
     ties = getattr(pair.theirs, "all_tied_weights_keys", None) or {}
-    state = {name: array for name, array in state.items() if name not in ties}
+    gone = {*ties, *pair.layout.apart(state)}
+    state = {name: array for name, array in state.items() if name not in gone}
     _, matches = pair.layout.match(state)
     state = {name: array for name, array in state.items() if name not in matches or matches[name][0].ours}
     settings = {name: value for name, value in pair.settings.items() if name not in ("prefix", "fused")}

@@ -78,6 +78,29 @@ of experts are unlike all others, and two experts make a group. So are widths of
 as queries and no other width of a head. An encoder is as deep as the decoder, whose cache some classes make as deep.
 """
 
+_OWN_SIZES: dict[str, JsonObject] = {
+    "cohere_compass_text": {
+        "rope_parameters": {kind: {"rope_theta": 500.0} for kind in ("full_attention", "sliding_attention")}
+    },
+    "dbrx": {
+        "attn_config.clip_qkv": 0.4,
+        "attn_config.rope_theta": 10000.0,
+        "attn_config.kv_n_heads": 2,
+        "ffn_config.ffn_hidden_size": 20,
+        "ffn_config.moe_num_experts": 6,
+        "ffn_config.moe_top_k": 3,
+    },
+    "phi4_multimodal": {
+        **{f"{part}_config.{key}": 8 for part in ("vision", "audio") for key in ("hidden_size", "intermediate_size")},
+        **{f"{part}_config.num_attention_heads": 2 for part in ("vision", "audio")},
+        "vision_config.num_hidden_layers": 1,
+        "audio_config.num_blocks": 1,
+        "audio_config.nemo_conv_channels": 8,
+        **{f"audio_config.{kind}_out_channel": 8 for kind in ("ext_pw", "depthwise_separable")},
+    },
+}
+"""Sizes of classes that can't be made from those that classes have in common, or are large with them alone."""
+
 _OF_DECODERS = {
     "num_hidden_layers": ("decoder_layers", "num_decoder_layers"),
     "num_attention_heads": ("decoder_attention_heads", "num_decoder_attention_heads"),
@@ -327,6 +350,7 @@ def find(model_type: str) -> ModelClass:
             for key, value in sizes.items()
             if key not in names or (key in own and not names[key].startswith("encoder_"))
         }
+        sizes |= _OWN_SIZES.get(model_type, {})
         subject = ModelClass(model_type, config_class, model_class, sizes)
         try:
             subject.check()

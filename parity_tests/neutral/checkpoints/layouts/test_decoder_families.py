@@ -59,6 +59,7 @@ ROUTERS = {
     "glm_moe_dsa": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "aria_text": ({}, Router("softmax")),
     "axk1": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
+    "dbrx": ({}, Router("softmax")),
     "dots1": ({}, Router("sigmoid", normalise=False, correction=True, groups=ExpertGroups(2, 1, "top2"))),
     "ernie4_5_moe": ({}, Router("softmax", correction=True)),
     "exaone_moe": ({}, Router("sigmoid", scale=2.5, correction=True, groups=ExpertGroups(2, 1, "top2"))),
@@ -161,6 +162,21 @@ def test_keys_mean_what_they_do_in_transformers(case):
 HEADS_OF_FOUR = ("num_attention_heads", "num_key_value_heads", "head_dim")
 REFUSED = {
     "activation": ("llama", {"hidden_act": "mish"}, "hidden_act ('mish') of llama must be one of"),
+    "base that transformers does not read": (
+        "dbrx",
+        {"attn_config": {"rope_theta": 500000.0}},
+        "attn_config.rope_theta (500000.0) of dbrx must be rope_theta (10000.0)",
+    ),
+    "norm of weights": (
+        "dbrx",
+        {"ffn_config": {"moe_normalize_expert_weights": 2.0}},
+        "ffn_config.moe_normalize_expert_weights (2.0) of dbrx is not supported, only 1.0",
+    ),
+    "positions of all layers": (
+        "cohere_compass_text",
+        {"rope_parameters": {"rope_theta": 500.0}},
+        "rope_parameters of cohere_compass_text must hold sliding_attention, got None",
+    ),
     "deep": ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers (1000000000) of llama must be at most 4096"),
     "residual": (
         "bloom",

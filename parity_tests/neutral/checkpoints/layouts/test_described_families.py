@@ -19,6 +19,7 @@ from attn_bridge.models.derived.layout import layout_of
 from attn_bridge.models.derived.reading import FamilyReader
 from attn_bridge.models.pairs import reading as pairs
 from attn_bridge.models.reading import multimodal
+from attn_bridge.models.reading.model_config import nested
 
 NAMES = [one.model_type for one in known.DESCRIPTIONS]
 BY_NAME = {one.model_type: one for one in known.DESCRIPTIONS}
@@ -49,6 +50,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 OWN = {
     "gemma3n_text": {"layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL], "num_kv_shared_layers": 2},
     "gemma4_text": {"layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL], "num_kv_shared_layers": 2},
+    "cohere_compass_text": {"rope_parameters": {FULL: {"rope_theta": 500.0}, SLIDING: None}},
+    "dbrx": {"attn_config.rope_theta": 500.0, "attn_config.kv_n_heads": 2, "rope_theta": 500.0},
     "mamba2": {"num_heads": 16, "head_dim": 8},
     "mimo_v2_flash": {"head_dim": 24},
     "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
@@ -73,7 +76,7 @@ def tiny(name, **changes):
     more |= {key: {**TINY, **more}.get(other, TINY["hidden_size"]) for key, other in description.same.items()}
     more |= {key: TINY[usual] for usual, key in description.keys.items() if usual in TINY}
     more |= {"attention_types": [[["global", "local"], 2], [["global"], 1]]} if name == "gpt_neo" else {}
-    return {"model_type": name, **TINY, **more, **OWN.get(name, {}), **changes}
+    return nested({"model_type": name, **TINY, **more, **OWN.get(name, {}), **changes})
 
 
 @pytest.mark.parametrize("name", NAMES)
