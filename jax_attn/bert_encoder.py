@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from attn_bridge.heads import check_groups, split_heads
 from attn_bridge.specs import BertEncoderConfig
 from attn_bridge.specs.model import check_beside_ids, check_ids, tokens_of
 from attn_bridge.validation import check_bounded
@@ -157,9 +158,9 @@ class BertAttention(nnx.Module):
     ) -> Float[Array, "B T D"]:
         """Return the context ``(B, T, D)``; `attention_mask` is True where a token may be attended."""
         query, key, value = (
-            rearrange(project(x), "b t (h c) -> b t h c", c=self.head_dim)
-            for project in (self.W_query, self.W_key, self.W_value)
+            split_heads(getattr(self, name)(x), self.head_dim, name) for name in ("W_query", "W_key", "W_value")
         )
+        check_groups(query.shape[2], key.shape[2])
         context = functional.dot_product_attention(
             query, key, value, mask=attention_mask, **functional.attention_arguments(self)
         )

@@ -12,6 +12,7 @@ from einops import rearrange
 from jax import Array
 from jaxtyping import Float
 
+from attn_bridge.heads import check_width
 from attn_bridge.masks import causal
 from attn_bridge.specs import CausalAttentionConfig
 
@@ -97,6 +98,7 @@ class CausalAttention(Layer):
         query, key, value = (
             rearrange(project(batch), "b t c -> b t 1 c") for project in (self.W_query, self.W_key, self.W_value)
         )
+        check_width("W_query", query.shape[3], self.config.d_out)
         result = functional.dot_product_attention(
             query,
             key,

@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Float
 
 from attn_bridge import validation
+from attn_bridge.heads import check_groups, split_heads
 from attn_bridge.masks import full
 from attn_bridge.specs import CrossAttentionConfig
 
@@ -91,17 +92,18 @@ class CrossAttention(Layer):
         """
         config = self.config
         batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
-        query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", c=config.head_dim)
+        query = split_heads(self.W_query(batch), config.head_dim, "W_query")
         mask = full().restrict(attention_mask)
         if context is not None:
             other = functional.as_context(context, x, self.W_key, d_context=config.d_context)
-            key = rearrange(self.W_key(other), "b s (h c) -> b s h c", c=config.head_dim)
-            value = rearrange(self.W_value(other), "b s (h c) -> b s h c", c=config.head_dim)
+            key = split_heads(self.W_key(other), config.head_dim, "W_key")
+            value = split_heads(self.W_value(other), config.head_dim, "W_value")
         else:
             validation.check_has_context(cache is not None)
             assert cache is not None, "checked"
             cache, view = cache.look(attention_mask=attention_mask)
             key, value, mask = view.key, view.value, view.mask
+        check_groups(query.shape[2], key.shape[2], config.num_heads, config.num_kv_heads)
         result = functional.dot_product_attention(
             query,
             key,

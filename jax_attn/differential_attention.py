@@ -16,6 +16,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
+from attn_bridge.heads import check_width
 from attn_bridge.masks import Mask, as_mask
 from attn_bridge.specs import DifferentialAttentionConfig
 
@@ -98,8 +99,16 @@ class DifferentialAttention(Layer):
         """
         config = self.config
         batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
-        query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
-        key = rearrange(self.W_key(batch), "b t (h c) -> b t h c", h=config.num_kv_heads)
+        query, key, value = self.W_query(batch), self.W_key(batch), self.W_value(batch)
+        # Pairs of heads are half of all heads apart, so that a part of them holds no pairs.
+        for name, array, heads in (
+            ("W_query", query, config.num_heads),
+            ("W_key", key, config.num_kv_heads),
+            ("W_value", value, config.num_kv_heads),
+        ):
+            check_width(name, array.shape[-1], heads * config.head_dim)
+        query = rearrange(query, "b t (h c) -> b t h c", h=config.num_heads)
+        key = rearrange(key, "b t (h c) -> b t h c", h=config.num_kv_heads)
         at = positions_of(batch, positions, cache, attention_mask, config.position)
         if config.position is not None:
             width = config.position.width(config.head_dim)
@@ -109,7 +118,7 @@ class DifferentialAttention(Layer):
         # The keys of a pair of heads lie side by side, and so do their values: half the heads, twice as wide. A query
         # is zero beside the other's key, so that one pass over keys and values, as a cache holds them, makes both maps.
         key = rearrange(key, "b t (n p) c -> b t p (n c)", n=2)
-        value = rearrange(self.W_value(batch), "b t (n p c) -> b t p (n c)", n=2, c=config.head_dim)
+        value = rearrange(value, "b t (n p c) -> b t p (n c)", n=2, c=config.head_dim)
         query = _beside_zeros(rearrange(query, "b t (n p g) c -> n b t p g c", n=2, p=key.shape[2]))
         attention_mask = self._by_pairs(attention_mask)
         mask = config.mask.restrict(attention_mask)

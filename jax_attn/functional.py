@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_bridge import cache_validation, misuse, validation
 from attn_bridge.foreign_names import names_ours
+from attn_bridge.heads import check_width
 from attn_bridge.masks import Mask, as_mask, counting_tokens
 from attn_bridge.masks.positions import Full
 
@@ -359,6 +360,7 @@ def project_heads(x: Float[Array, "B T D"], heads: Sequence[nnx.Module]) -> list
     """Return query, key and value of all heads of `MultiHeadAttentionWrapper`, each ``(B, T, H, C)``."""
     layers = [getattr(head, name) for name in ("W_query", "W_key", "W_value") for head in heads]
     joint = jnp.concatenate([layer(x) for layer in layers], -1)
+    check_width("all heads' projections", joint.shape[-1], 3 * len(heads) * heads[0].config.d_out)
     return list(rearrange(joint, "b t (n h c) -> n b t h c", n=3, h=len(heads)))
 
 

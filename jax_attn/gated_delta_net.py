@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 
+from attn_bridge.heads import check_width
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import GatedDeltaNetConfig
 
@@ -75,9 +76,11 @@ class GatedDeltaNet(RecurrentLayer):
             recurrence.unit_length(rearrange(one, "b t (h c) -> b t h c", h=self.config.num_heads))
             for one in (mixed[..., :key_width], mixed[..., key_width : 2 * key_width])
         )
+        gate = self.W_gate(batch)
+        check_width("W_gate", gate.shape[-1], self.config.value_width)
         value, gate = (
             rearrange(one, "b t (h c) -> b t h c", h=self.config.num_value_heads)
-            for one in (mixed[..., 2 * key_width :], self.W_gate(batch))
+            for one in (mixed[..., 2 * key_width :], gate)
         )
         context, state = recurrence.gated_delta_rule(
             query * self.config.head_dim**-0.5,

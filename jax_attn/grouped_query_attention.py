@@ -15,6 +15,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attn_bridge import validation
+from attn_bridge.heads import check_groups, split_heads
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, RelativeBias, Rotary
 
 from . import functional
@@ -137,6 +138,7 @@ class GroupedQueryAttention(Layer):
         else:
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": last_of_rows(at)}
             cache, view = cache.append(key, value, **arguments, num_heads=config.num_heads)
+        check_groups(query.shape[2], view.key.shape[2], config.num_heads, config.num_kv_heads)
         result = functional.dot_product_attention(
             query,
             view.key,
@@ -176,7 +178,7 @@ class GroupedQueryAttention(Layer):
             return query, None, None
         key = self._clipped(self.W_key(batch))
         value = key if config.key_is_value else self._clipped(self.W_value(batch))
-        value = rearrange(value, "b t (h c) -> b t h c", c=config.value_width)
+        value = split_heads(value, config.value_width, "W_value")
         if config.value_scale != 1.0:
             value = value * config.value_scale
         if config.value_norm is not None:
@@ -196,7 +198,7 @@ class GroupedQueryAttention(Layer):
         # Over all heads at once, so before they are cut apart (OLMo 3).
         if scope == "full":
             x = getattr(self, norm)(x)
-        x = rearrange(x, "b t (h c) -> b t h c", c=config.head_dim)
+        x = split_heads(x, config.head_dim, "W_query" if norm == "q_norm" else "W_key")
         if scope == "head" and not rotated:
             x = getattr(self, norm)(x)
         if tables is not None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 
+from attn_bridge.heads import check_width
 from attn_bridge.recurrence import CHANNEL_CHUNK_SIZE, check_form
 from attn_bridge.specs import KimiDeltaAttentionConfig
 
@@ -73,14 +74,17 @@ class KimiDeltaAttention(RecurrentLayer):
         mixed = functional.joined([self.W_query(batch), self.W_key(batch), self.W_value(batch)])
         mixed, conv_state = self.conv1d(mixed, states[1])
         key_width = self.config.key_width
+        alpha, gate = self.W_decay_up(self.W_decay_down(batch)), self.W_gate_up(self.W_gate_down(batch))
+        check_width("W_decay_up", alpha.shape[-1], key_width)
+        check_width("W_gate_up", gate.shape[-1], mixed.shape[-1] - 2 * key_width)
         query, key, value, alpha, gate = (
             rearrange(features, "b t (h c) -> b t h c", h=self.config.num_heads)
             for features in (
                 mixed[..., :key_width],
                 mixed[..., key_width : 2 * key_width],
                 mixed[..., 2 * key_width :],
-                self.W_decay_up(self.W_decay_down(batch)),
-                self.W_gate_up(self.W_gate_down(batch)),
+                alpha,
+                gate,
             )
         )
         # Keys of length 1: with a beta of 1, k k^T removes the value stored under k alone, and the state cannot grow.

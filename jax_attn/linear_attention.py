@@ -13,6 +13,7 @@ from einops import rearrange
 from jax import Array
 from jaxtyping import Float, Int
 
+from attn_bridge.heads import check_groups, split_heads
 from attn_bridge.masks import causal
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import LinearAttentionConfig
@@ -100,13 +101,14 @@ class LinearAttention(Layer):
             shapes = (self.config.state_shape, self.config.conv_shape)
             cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask), shapes)
         query, key, value = (
-            rearrange(project(batch), "b t (h c) -> b t h c", c=channels)
-            for project, channels in (
-                (self.W_query, self.config.head_dim),
-                (self.W_key, self.config.head_dim),
-                (self.W_value, self.config.value_head_dim),
+            split_heads(getattr(self, name)(batch), channels, name)
+            for name, channels in (
+                ("W_query", self.config.head_dim),
+                ("W_key", self.config.head_dim),
+                ("W_value", self.config.value_head_dim),
             )
         )
+        check_groups(query.shape[2], key.shape[2])
         query, key = recurrence.relative_features(query), recurrence.positive_features(key)
         if cache is not None and return_weights:
             raise NotImplementedError("return_weights with a cache: it keeps a state, and no keys")

@@ -11,6 +11,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from attn_bridge.heads import check_width
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import MambaConfig
 
@@ -80,6 +81,8 @@ class Mamba(RecurrentLayer):
             self._normalise(layer(value), name)
             for layer, name in ((self.W_step_down, "step_norm"), (self.W_key, "k_norm"), (self.W_query, "q_norm"))
         )
+        for name, array in (("W_key", key), ("W_query", query)):
+            check_width(name, array.shape[-1], self.A_log.shape[-1])
         steps = decayed.step_sizes(self.W_step_up(low), self.dt_bias, 0.0, None)
         wide = value.astype(steps.dtype)
         context, state = selective.selective_scan(

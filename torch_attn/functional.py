@@ -19,6 +19,7 @@ from torch.types import Device
 
 from attn_bridge import cache_validation, misuse, validation
 from attn_bridge.foreign_names import names_ours
+from attn_bridge.heads import check_width
 from attn_bridge.masks import Mask, as_mask, counting_tokens
 from attn_bridge.masks.positions import Full
 
@@ -390,6 +391,7 @@ def project_heads(x: Float[Tensor, "B T D"], heads: Sequence[nn.Module]) -> list
         joint = nn.functional.linear(x, torch.cat([layer.weight for layer in layers]), bias)
     else:
         joint = torch.cat([layer(x) for layer in layers], -1)
+    check_width("all heads' projections", joint.shape[-1], 3 * len(heads) * heads[0].config.d_out)
     return list(rearrange(joint, "b t (n h c) -> n b t h c", n=3, h=len(heads)))
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.types import Device
 
+from attn_bridge.heads import check_width
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import MambaConfig
 
@@ -85,6 +86,8 @@ class Mamba(RecurrentLayer):
             self._normalise(layer(value), name)
             for layer, name in ((self.W_step_down, "step_norm"), (self.W_key, "k_norm"), (self.W_query, "q_norm"))
         )
+        for name, array in (("W_key", key), ("W_query", query)):
+            check_width(name, array.shape[-1], self.A_log.shape[-1])
         steps = decayed.step_sizes(self.W_step_up(low), self.dt_bias, 0.0, None)
         wide = value.to(steps.dtype)
         context, state = selective.selective_scan(

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.types import Device
 
+from attn_bridge.heads import check_groups, split_heads
 from attn_bridge.masks import causal
 from attn_bridge.specs import MultiHeadAttentionConfig
 
@@ -103,9 +104,10 @@ class MultiHeadAttention(Layer):
         )
         # By the width of a head, not by their number: a layer that was cut by heads has fewer of them.
         query, key, value = (
-            rearrange(project(batch), "b t (h c) -> b t h c", c=self.config.head_dim)
-            for project in (self.W_query, self.W_key, self.W_value)
+            split_heads(getattr(self, name)(batch), self.config.head_dim, name)
+            for name in ("W_query", "W_key", "W_value")
         )
+        check_groups(query.shape[2], key.shape[2])
         result = functional.dot_product_attention(
             query,
             key,

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.types import Device
 
+from attn_bridge.heads import check_groups, check_width, split_heads
 from attn_bridge.specs import MultiHeadLatentAttentionConfig
 
 from . import functional
@@ -110,9 +111,10 @@ class MultiHeadLatentAttention(Layer):
         config = self.config
         batch = functional.as_batch(x, self.W_latent, d_in=config.d_in, cache=cache, misplaced=_misplaced)
         asking = batch if config.query_dim is None else self.query_norm(self.W_query_latent(batch))
-        query = rearrange(self.W_query(asking), "b t (h c) -> b t h c", c=config.nope_dim + config.rope_dim)
+        query = split_heads(self.W_query(asking), config.nope_dim + config.rope_dim, "W_query")
         latent = rearrange(self.latent_norm(self.W_latent(batch)), "b t l -> b t 1 l")
         key_rope = rearrange(self.W_key_rope(batch), "b t c -> b t 1 c")
+        check_width("W_key_rope", key_rope.shape[3], config.rope_dim)
         query_nope, query_rope = query[..., : config.nope_dim], query[..., config.nope_dim :]
         at, tables = positions_of(batch, positions, cache, attention_mask, config.position), None
         if config.position is not None:
@@ -168,8 +170,9 @@ class MultiHeadLatentAttention(Layer):
         """Make keys and values of the latents, and attend to them."""
         config = self.config
         plain = latent[:, :, 0, : config.latent_dim]
-        key_nope = rearrange(self.W_key(plain), "b s (h c) -> b s h c", c=config.nope_dim)
-        value = rearrange(self.W_value(plain), "b s (h c) -> b s h c", c=config.value_dim)
+        key_nope = split_heads(self.W_key(plain), config.nope_dim, "W_key")
+        value = split_heads(self.W_value(plain), config.value_dim, "W_value")
+        check_groups(query_nope.shape[2], key_nope.shape[2])
         key_rope = repeat(latent[..., config.latent_dim :], "b s 1 c -> b s h c", h=key_nope.shape[2])
         query, key = functional.joined([query_nope, query_rope]), functional.joined([key_nope, key_rope])
         return functional.as_pair(functional.dot_product_attention(query, key, value, **options))
@@ -189,8 +192,9 @@ class MultiHeadLatentAttention(Layer):
         config, width = self.config, self.config.latent_dim
         # q (W_k l) = (q W_k) l, and the average of W_v l is W_v times the average of l. Between query and rotary key
         # there is a rotation by position, so that part stays apart (section 2.1.3).
-        to_key = rearrange(functional.matrix(self.W_key, latent, width), "l (h c) -> l h c", c=config.nope_dim)
-        to_value = rearrange(functional.matrix(self.W_value, latent, width), "l (h c) -> l h c", c=config.value_dim)
+        to_key = split_heads(functional.matrix(self.W_key, latent, width), config.nope_dim, "W_key")
+        to_value = split_heads(functional.matrix(self.W_value, latent, width), config.value_dim, "W_value")
+        check_groups(query_nope.shape[2], to_key.shape[1])
         query = functional.joined([einsum(query_nope, to_key, "b t h c, l h c -> b t h l"), query_rope])
         result = functional.dot_product_attention(query, latent, latent, **options)
         context, weights = functional.as_pair(result)

@@ -14,6 +14,7 @@ from einops import einsum, rearrange, repeat
 from jax import Array
 from jaxtyping import Float
 
+from attn_bridge.heads import check_width
 from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, choose_form
 
 from .. import functional
@@ -73,6 +74,7 @@ def step_sizes(
     steps: Float[Array, "B T H"], dt_bias: Float[Array, "H"], min_step: float, max_step: float | None
 ) -> Float[Array, "B T H"]:
     """Return ``softplus(steps + dt_bias)`` within its limits, in float32, in float64 for float64 input."""
+    check_width("W_step", steps.shape[-1], dt_bias.shape[-1])
     dtype = functional.wide_dtype(steps)
     total = steps.astype(dtype) + dt_bias.astype(dtype)
     return jnp.clip(jnp.logaddexp(total, jnp.zeros_like(total)), min_step, max_step)

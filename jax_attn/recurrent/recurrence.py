@@ -15,6 +15,7 @@ from einops import einsum, rearrange, repeat
 from jax import Array
 from jaxtyping import Bool, Float
 
+from attn_bridge.heads import check_width
 from attn_bridge.masks import Mask, as_mask
 from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, check_state, check_token_mask, choose_form
 from attn_bridge.validation import check_attention_mask
@@ -143,6 +144,7 @@ def log_decay(
     alpha: Float[Array, "B T H"], dt_bias: Float[Array, "H"], a_log: Float[Array, "H"]
 ) -> Float[Array, "B T H"]:
     """Return ``-exp(a_log) * softplus(alpha + dt_bias)``, in float32, in float64 for float64 input."""
+    check_width("W_alpha", alpha.shape[-1], dt_bias.shape[-1])
     dtype = functional.wide_dtype(alpha)
     total = alpha.astype(dtype) + dt_bias.astype(dtype)
     return -jnp.exp(a_log.astype(dtype)) * jnp.logaddexp(total, jnp.zeros_like(total))

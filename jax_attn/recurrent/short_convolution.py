@@ -15,6 +15,8 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from attn_bridge.heads import check_width
+
 from ..linear import SymmetricUniform
 from ..random import Rngs
 
@@ -71,6 +73,7 @@ class ShortConvolution(nnx.Conv):
         Returns:
             The output ``(B, T, C)``, and the last ``K - 1`` inputs, the state that the next tokens need.
         """
+        check_width("the input of a convolution", x.shape[2], self.kernel.shape[-1])
         tokens, (size,) = x.shape[1], self.kernel_size
         x = x.astype(self.dtype or jnp.promote_types(x.dtype, self.kernel.dtype))
         if state is None:

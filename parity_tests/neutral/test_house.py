@@ -219,9 +219,9 @@ DRIFTS = {
     ),
     "attribute renamed": ("self.out_proj = ", "self.proj = ", ["-self.out_proj", "+self.proj"]),
     "einops string changed": (
-        '"b t (h c) -> b t h c"',
-        '"b t (c h) -> b t h c"',
-        ["-einops 'b t (h c) -> b t h c'", "+einops 'b t (c h) -> b t h c'"],
+        '"b t h c -> b t (h c)"',
+        '"b t h c -> b t (c h)"',
+        ["-einops 'b t h c -> b t (h c)'", "+einops 'b t h c -> b t (c h)'"],
     ),
     "class renamed": (
         "class MultiHeadAttention(",

@@ -14,6 +14,7 @@ from einops import einsum, rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor
 
+from attn_bridge.heads import check_width
 from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, choose_form
 
 from .. import functional
@@ -75,6 +76,7 @@ def step_sizes(
     steps: Float[Tensor, "B T H"], dt_bias: Float[Tensor, "H"], min_step: float, max_step: float | None
 ) -> Float[Tensor, "B T H"]:
     """Return ``softplus(steps + dt_bias)`` within its limits, in float32, in float64 for float64 input."""
+    check_width("W_step", steps.shape[-1], dt_bias.shape[-1])
     dtype = functional.wide_dtype(steps)
     total = steps.to(dtype) + dt_bias.to(dtype)
     return torch.logaddexp(total, torch.zeros_like(total)).clamp(min_step, max_step)

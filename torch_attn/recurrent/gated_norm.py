@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.types import Device
 
+from attn_bridge.heads import check_width
 from attn_bridge.specs.mamba2 import GatedNormOrder
 
 from .. import functional
@@ -57,6 +58,7 @@ class GatedNorm(Layer):
 
     def forward(self, x: Float[Tensor, "... d"], gate: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Return the normalised features in the dtype of `x`; they are computed in float32, float64 for float64."""
+        check_width("W_gate", gate.shape[-1], x.shape[-1])
         dtype = functional.wide_dtype(x)
         wide, gate = x.to(dtype), nn.functional.silu(gate.to(dtype))
         if self.order == "norm_first":

@@ -13,6 +13,7 @@ from einops import einsum, rearrange, repeat
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attn_bridge.heads import check_width
 from attn_bridge.masks import Mask, as_mask
 from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, check_state, check_token_mask, choose_form
 from attn_bridge.validation import check_attention_mask
@@ -144,6 +145,7 @@ def log_decay(
     alpha: Float[Tensor, "B T H"], dt_bias: Float[Tensor, "H"], a_log: Float[Tensor, "H"]
 ) -> Float[Tensor, "B T H"]:
     """Return ``-exp(a_log) * softplus(alpha + dt_bias)``, in float32, in float64 for float64 input."""
+    check_width("W_alpha", alpha.shape[-1], dt_bias.shape[-1])
     dtype = functional.wide_dtype(alpha)
     total = alpha.to(dtype) + dt_bias.to(dtype)
     # The softplus of torch is linear above 20, 2e-9 off.

@@ -11,6 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.types import Device
 
+from attn_bridge.heads import check_width
+
 from ..random import JaxRngs
 
 
@@ -61,6 +63,7 @@ class ShortConvolution(nn.Conv1d):
         Returns:
             The output ``(B, T, C)``, and the last ``K - 1`` inputs, the state that the next tokens need.
         """
+        check_width("the input of a convolution", x.shape[2], self.weight.shape[0])
         tokens, (size,) = x.shape[1], self.kernel_size
         if state is None:
             state = x.new_zeros(x.shape[0], size - 1, x.shape[2])

@@ -42,3 +42,54 @@ def test_outputs_of_halves_of_the_heads_add_up(backend, name):
 
     expected = output()
     np.testing.assert_allclose(output(0) + output(1), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+QUERIES, PROJECTIONS = ("W_query",), ("W_query", "W_key", "W_value")
+EXAMPLES = {name: specs.find_variant(name).examples[0].config for name in ("DifferentialAttention", "GatedDeltaNet")}
+REFUSED = {
+    "keys alone": (
+        "MultiHeadAttention",
+        CASES["MultiHeadAttention"],
+        PROJECTIONS[1:],
+        r"\(4\) and .* \(2\) must be cut alike",
+    ),
+    "queries alone": ("GroupedQueryAttention", CASES["GroupedQueryAttention"], QUERIES, "with 2 to a key head"),
+    "latent keys alone": ("MultiHeadLatentAttention", CASES["MultiHeadLatentAttention"], PROJECTIONS[1:], "alike"),
+    "rotary keys": ("MultiHeadLatentAttention", CASES["MultiHeadLatentAttention"], ("W_key_rope",), r"\(1\) must be 2"),
+    "half a head": (
+        "GroupedQueryAttention",
+        {"config": specs.GroupedQueryAttentionConfig(4, 2, 1, 4)},
+        PROJECTIONS,
+        r"width of W_value \(2\) must be a multiple of the width of a head \(4\)",
+    ),
+    "a single head": ("CausalAttention", {"d_in": 4, "d_out": 4, "context_length": 5}, PROJECTIONS, r"\(2\) must be 4"),
+    "half of each head": (
+        "MultiHeadAttentionWrapper",
+        {"d_in": 4, "d_out": 4, "context_length": 5, "num_heads": 2},
+        ("heads.0.W_query", "heads.1.W_query"),
+        r"\(20\) must be 24",
+    ),
+    "half of a pair": ("DifferentialAttention", {"config": EXAMPLES["DifferentialAttention"]}, PROJECTIONS, "W_query"),
+    "decays": ("GatedDeltaNet", {"config": EXAMPLES["GatedDeltaNet"]}, ("W_alpha",), "W_alpha"),
+    "gates": ("GatedDeltaNet", {"config": EXAMPLES["GatedDeltaNet"]}, ("W_gate",), "W_gate"),
+    "convolved": (
+        "GatedDeltaNet",
+        {"config": EXAMPLES["GatedDeltaNet"]},
+        QUERIES,
+        "the input of a convolution",
+    ),
+}
+
+
+@pytest.mark.parametrize("label", REFUSED)
+def test_other_cuts_are_refused(backend, label):
+    """Each head would read keys of another, or a single number be broadcast to all heads, without a word."""
+    name, arguments, layers, message = REFUSED[label]
+    module = backend.build(name, **arguments)
+    for path in layers:
+        owner, _, last = path.rpartition(".")
+        parent = module if not owner else module.heads[int(owner.split(".")[1])]
+        backend.halve(getattr(parent, last), 0, "outputs")
+    width = arguments["d_in"] if "d_in" in arguments else arguments["config"].d_in
+    with pytest.raises(ValueError, match=message):
+        module(backend.as_argument(modules.draw(2, 5, width)))
