@@ -84,7 +84,9 @@ class MixtureOfExperts(Layer):
             is_here = chosen == number
             weight = torch.where(is_here, weights, 0.0).sum(-1, keepdim=True)
             if is_blind:
-                out = out + self._weighted(expert, tokens, weight)
+                # Zeros for tokens of other experts: what overflows would be NaN times a weight of 0.
+                here = torch.where(is_here.any(-1, keepdim=True), tokens, 0.0)
+                out = out + self._weighted(expert, here, weight)
                 continue
             (rows,) = is_here.any(-1).nonzero(as_tuple=True)
             if len(rows):

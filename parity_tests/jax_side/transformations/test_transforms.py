@@ -13,8 +13,9 @@ from flax import nnx
 from jax import export
 
 import jax_attn
-from attn_bridge.specs import VARIANTS, BertEncoderConfig
+from attn_bridge.specs import VARIANTS, BertEncoderConfig, FeedForwardConfig, MixtureOfExpertsConfig
 from jax_attn import functional
+from jax_attn.blocks.mixture_of_experts import MixtureOfExperts
 
 from ...contract import jax_backend, modules
 from ...support.calls import cover
@@ -123,3 +124,21 @@ def test_a_function_takes_a_mask_of_integers_as_a_constant(array):
         ValueError, match=r"^attention mask of integers must hold 0 \(padding\) and 1 \(token\) alone, got 2\b"
     ):
         jax.jit(lambda x: call(x, attention_mask=doubled))(x)
+
+
+def test_experts_that_overflow_for_tokens_of_others_change_nothing():
+    config = MixtureOfExpertsConfig(FeedForwardConfig(2, 2), num_experts=2, top_k=1)
+    module, x = MixtureOfExperts(config, rngs=nnx.Rngs(0)), jnp.asarray([[1.0, 1.0], [-1.0, 1e30]])
+    module.router.kernel[...] = jnp.asarray([[1.0, -1.0], [0.0, 0.0]])
+    for number, scale in enumerate((1.0, 1e-30)):
+        scaled = jax.tree.map(functools.partial(jnp.full_like, fill_value=scale), nnx.state(module.experts[number]))
+        nnx.update(module.experts[number], scaled)
+
+    def loss(module, x):
+        return module(x).sum()
+
+    wanted = module(x), nnx.grad(loss)(module, x)
+    found = nnx.jit(lambda module, x: (module(x), nnx.grad(loss)(module, x)))(module, x)
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert jnp.isfinite(want).all()
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

@@ -108,6 +108,25 @@ def mixture() -> MixtureOfExperts:
     return MixtureOfExperts(MixtureOfExpertsConfig(experts, num_experts=4, top_k=2)).double()
 
 
+def test_experts_that_overflow_for_tokens_of_others_change_nothing():
+    config = MixtureOfExpertsConfig(FeedForwardConfig(2, 2), num_experts=2, top_k=1)
+    module, x = MixtureOfExperts(config), torch.tensor([[1.0, 1.0], [-1.0, 1e30]])
+    with torch.no_grad():
+        module.router.weight.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+        for number, scale in enumerate((1.0, 1e-30)):
+            for weight in module.experts[number].parameters():
+                weight.fill_(scale)
+
+    def gradients(call: Callable[..., Tensor]) -> list[Tensor]:
+        out = call(x)
+        return [out, *torch.autograd.grad(out.sum(), list(module.experts.parameters()))]
+
+    wanted = gradients(module)
+    assert all(torch.isfinite(array).all() for array in wanted)
+    for got, want in zip(gradients(torch.compile(module, backend="aot_eager")), wanted, strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_experts_are_chosen_for_each_sample_inside_vmap():
     module = mixture()
     weights = dict(module.named_parameters())
