@@ -310,13 +310,15 @@ def as_features(x: Float[Tensor, "... D"], scale: Tensor, emb_dim: int) -> Float
 def check_dtype(x: Float[Tensor, "..."], layer: nn.Linear | Tensor, name: str = "x") -> None:
     """Raise a TypeError if the input has another dtype than the weights, except under autocast, which casts both.
 
-    A replacement of a layer of ours checks its input itself.
+    It does not cast float64. A replacement of a layer of ours checks its input itself.
     """
     weight = layer if isinstance(layer, Tensor) else layer.weight if is_stock(layer) else None
     if weight is None or x.dtype == weight.dtype:
         return
     kind = x.device.type
-    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):  # the meta device has none
+    # The meta device has no autocast.
+    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    if not is_cast or torch.float64 in (x.dtype, weight.dtype):
         raise TypeError(f"{name} must have the dtype of the weights ({dtype_name(weight)}), got {dtype_name(x)}")
 
 

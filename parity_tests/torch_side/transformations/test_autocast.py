@@ -13,7 +13,7 @@ from attn_bridge.specs import (
     MixtureOfExpertsConfig,
     Router,
 )
-from torch_attn import HyperConnection, functional
+from torch_attn import HyperConnection, SelfAttention_v2, functional
 from torch_attn.blocks.mixture_of_experts import MixtureOfExperts
 from torch_attn.lightning_indexer import LightningIndexer
 from torch_attn.recurrent import recurrence
@@ -120,3 +120,15 @@ def test_linear_attention_keeps_its_weights():
     with autocast():
         assert torch.equal(recurrence.linear_weights(features, features, masks.causal()), weights)
         assert torch.equal(recurrence.average(weights, value), context)
+
+
+@pytest.mark.parametrize(
+    ("weights", "tokens"), [("float64", "float32"), ("float32", "float64"), ("float64", "bfloat16")]
+)
+def test_float64_is_refused_beside_another_dtype(weights, tokens):
+    module = SelfAttention_v2(4, 4, dtype=getattr(torch, weights))
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(TypeError, match=rf"weights \({weights}\), got {tokens}$"),
+    ):
+        module(torch.ones(5, 4, dtype=getattr(torch, tokens)))
