@@ -170,6 +170,10 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
     if format is None and path.is_dir():
         if kind is None:
             raise bad(path, _undecided(path) + (_older(run, chosen) if is_newest else ""))
+        others = _in_other_formats(path, kind[1])
+        if others:
+            files = listed(list(map(printable, others)), 3)
+            note = "; ".join([*filter(None, [note]), f"left out, as {kind[1]} is read where a folder has it: {files}"])
         path, format = kind
     elif format is None:
         indexes = [name for ending, name in INDEXES.items() if path.name.endswith(ending)]
@@ -210,6 +214,32 @@ def is_known(path: Path) -> bool:
     return is_folder(path) or path.name.endswith((*INDEXES, *ENDINGS, *TRAINERS))
 
 
+UNDECIDED = "does not determine which checkpoint is meant; give one of its files: "
+
+USUAL = re.compile(r"(diffusion_pytorch_|pytorch_|flax_)?model\b.*|consolidated\b.*")
+"""Names of the files of a model; other names may be those of a part of it, of an average or of an adapter."""
+
+
+def _in_other_formats(folder: Path, format: str) -> list[str]:
+    """Return a folder's files of weights that are not read, as they are in other containers.
+
+    Args:
+        folder: the folder.
+        format: the container that is read.
+
+    Raises:
+        CheckpointError: those that are read do not have the usual names of a model's files.
+    """
+    formats = {**ENDINGS, **TRAINERS}
+    files = [one for one in folder.iterdir() if one.suffix in formats and not one.name.startswith(".")]
+    names = {one.name: formats[one.suffix] for one in files if not mistaken.is_state(one.name)}
+    others = sorted(name for name, other in names.items() if other != format)
+    is_usual = any(USUAL.fullmatch(name) for name, own in names.items() if own == format)
+    if others and not is_usual and format not in FOLDERS:
+        raise bad(folder, UNDECIDED + listed(list(map(printable, sorted(names))), 20))
+    return others
+
+
 def _older(run: Path, chosen: Mapping[str, int | str]) -> str:
     """Return a hint at the previous step, for an error about the newest step of a run; "" if no other step exists."""
     older = [number for number in numbers_of(run) if number != chosen["step"]]
@@ -225,8 +255,7 @@ def _undecided(folder: Path) -> str:
     names = sorted(below.name for below in folder.iterdir() if below.suffix in suffixes)
     names = [name for name in names if not mistaken.is_state(name)]
     if names:
-        files = listed(list(map(printable, names)), 20)
-        return f"does not determine which checkpoint is meant; give one of its files: {files}"
+        return UNDECIDED + listed(list(map(printable, names)), 20)
     folders = [] if is_remote(folder) else _below(folder)
     arrays = [] if is_remote(folder) else [one.name for one in folder.iterdir() if _is_zarr(one)]
     if arrays:

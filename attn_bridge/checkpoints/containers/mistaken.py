@@ -114,7 +114,7 @@ ZARR = (
 """Kind of a folder with such arrays, and a remedy."""
 
 STATES = re.compile(
-    r"(optimizer|scheduler|scaler|training_args|common|openvino_\w+|(rng_state|random_states|optimizer|scheduler|scaler)_\d+"
+    r"(training_args|common|openvino_\w+|(rng_state|random_states|optimizer|scheduler|scaler)(_\d+)?"
     r"|(optim|extra_state)_world_size_\d+_rank_\d+|([a-z0-9]+_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states)\.(pt|pth|bin|pkl)"
 )
 """Names of files next to weights: of a trainer's other state, of a graph."""

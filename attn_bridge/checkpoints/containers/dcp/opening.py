@@ -43,7 +43,7 @@ def open_torch(path: Path) -> Reader:
         if path.name.endswith(".index.json"):
             return ShardedTorchReader(path.parent, path, TorchReader)
         return _open_file(path)
-    names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
+    names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     names = [name for name in names if not mistaken.is_state(name)]
     index = index_of(path, ".bin.index.json", "pytorch_model")
     if index is not None:

@@ -222,3 +222,33 @@ def test_other_files_of_torch_beside_the_usual_name(tmp_path):
     models = "pytorch_model.bin; pytorch_model_1.bin"
     with pytest.raises(CheckpointError, match=f"has several models, as accelerate saves them; name one: {models}$"):
         checkpoints.read(source)
+
+
+@pytest.mark.parametrize(("files", "note"), [
+    (["model.safetensors", "pytorch_model.bin"], "safetensors is read where a folder has it: pytorch_model.bin"),
+    (["pytorch_model.bin", "a.npz"], "torch is read where a folder has it: a.npz"),
+    (["consolidated.safetensors", "x.pt"], "safetensors is read where a folder has it: x.pt"),
+    (["model.safetensors", "training_args.bin", "rng_state.pth", "scheduler.pt", "optimizer.pt"], ""),
+    (["v_head.safetensors", "pytorch_model.bin"], None),  # the model is the other file
+    (["adapter_model.safetensors", "pytorch_model.bin"], None),
+    (["ema.safetensors", "model.pt"], None),
+    (["a.npz", "b.ckpt"], None),
+    (["a.pt", "b.ckpt"], None),
+])  # fmt: skip
+def test_files_of_other_containers_are_named_or_refused(tmp_path, files, note):
+    arrays = {"x": np.ones(2, np.float32)}
+    (tmp_path / "in").mkdir()
+    for file in files:
+        path = tmp_path / "in" / file
+        if file.endswith(".safetensors"):
+            write(path, arrays)
+        elif file.endswith(".npz"):
+            np.savez(path, **arrays)
+        else:
+            put_part(path, arrays)
+    if note is None:
+        with pytest.raises(CheckpointError, match=r"(give one of its files|name one of them): ") as caught:
+            checkpoints.convert(tmp_path / "in", tmp_path / "out", to_layout="same")
+        assert all(file in str(caught.value) for file in files)
+    else:
+        assert checkpoints.inspect(tmp_path / "in").notes == ((f"left out, as {note}",) if note else ())
