@@ -325,10 +325,10 @@ def _kind_of(folder: Path) -> tuple[Path, str] | None:
         return folder, "torch"
     single = [name for name in names if name.endswith((".npz", ".msgpack", ".gguf"))]
     if len(single) > 1:
-        from .gguf.splits import first_of
+        from .shards import is_numbered
 
-        first = first_of(single)
-        single = single if first is None else [first]
+        is_cut = all(name.endswith(".gguf") for name in single) and is_numbered(single)
+        single = single[:1] if is_cut else single
     single = single or [name for name in names if name.endswith(".keras")] or _keras_weights(names)
     if len(single) == 1:
         return folder / single[0], {**ENDINGS, **TRAINERS, ".json": "keras"}[Path(single[0]).suffix]

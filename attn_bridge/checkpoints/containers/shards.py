@@ -179,12 +179,13 @@ def share(
     return shared, [f"stored once for several names, as the metadata says: {listed(pairs, SHOWN)}"] if pairs else []
 
 
-_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<ending>\..+)")
+NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<ending>\..+)")
+"""Names of the files that a model is cut into, as libraries and llama-gguf-split give them."""
 
 
 def note_on_part(name: str) -> tuple[str, ...]:
     """Return a note on a file that is read alone, and is one of several of a model by its name."""
-    hit = _NUMBERED.fullmatch(name)
+    hit = NUMBERED.fullmatch(name)
     if hit is None or int(hit["count"]) < 2:
         return ()
     return (f"read alone: {printable(name)} is one of {int(hit['count'])} files of a model; its folder has all",)
@@ -192,7 +193,7 @@ def note_on_part(name: str) -> tuple[str, ...]:
 
 def is_numbered(names: Iterable[str]) -> bool:
     """Return whether files are parts of one model by their names: ``X-00001-of-00003.bin``."""
-    hits = [_NUMBERED.fullmatch(name) for name in names]
+    hits = [NUMBERED.fullmatch(name) for name in names]
     return len({hit and hit.group("stem", "count", "ending") for hit in hits}) == 1 and hits[0] is not None
 
 
@@ -201,7 +202,7 @@ def _absent(names: Collection[str]) -> list[str]:
 
     Sets count from 1, or from 0 if one of the names has that number.
     """
-    numbered = [match for match in map(_NUMBERED.fullmatch, names) if match]
+    numbered = [match for match in map(NUMBERED.fullmatch, names) if match]
     models = {(match["stem"], int(match["count"]), match["ending"]) for match in numbered}
     wanted = []
     for stem, count, ending in sorted(models):

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 from ....printable import printable
 from ..base import TensorInfo
 from ..files import File, bad
+from ..shards import NUMBERED
 from ..sources import FileReader
-from . import config, header, splits
+from . import config, header
 
 PLAIN = {
     0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64", 30: "bfloat16"
@@ -38,6 +39,13 @@ OTHERS = {9: "Q8_1", 15: "Q8_K", 40: "NVFP4", 41: "Q1_0"}
 NOT_READ = "which is not read; convert the model that it was made of"
 
 
+NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
+"""Keys of a file that llama-gguf-split wrote."""
+
+MOST = 4096
+"""Files of a model at most."""
+
+
 class GgufReader(FileReader):
     """One file, or any of those that a model was split into; `metadata` has the header's values but for long arrays."""
 
@@ -45,8 +53,8 @@ class GgufReader(FileReader):
 
     def _read_headers(self) -> None:
         parsed = self._headed(self._file)
-        if splits.is_part(parsed.values):
-            parsed = self._open_all(parsed, splits.paths_of(self.path, parsed.values))
+        if parsed.values.get(COUNT, 1) != 1 and isinstance(parsed.values[COUNT], int):
+            parsed = self._open_all(parsed, _paths_of(self.path, parsed.values[COUNT]))
         self.metadata = dict(parsed.values)
         self._values = parsed.values
         self.notes = ("left out: the tokenizer, which GGUF holds in a form of its own",)
@@ -61,10 +69,15 @@ class GgufReader(FileReader):
         first, folder = own_header, self._folder or self.path.parent
         for number, path in enumerate(paths):
             parsed = own_header if path == self.path else self._headed(self._open(path, folder))
-            splits.check(path, number, len(paths), parsed.values)
+            keys = {key: parsed.values.get(key) for key in (NUMBER, COUNT)}
+            if tuple(keys.values()) != (number, len(paths)):
+                shown = " and ".join(f"{key} ({printable(value, 40)})" for key, value in keys.items())
+                raise bad(path, f"{shown} must be {number} and {len(paths)}, by its name")
             first = parsed if number == 0 else first
         self._files.sort(key=lambda file: file.path)
-        splits.check_count(paths[0], first.values, len(self.tensors) + len(self.unread))
+        count = len(self.tensors) + len(self.unread)
+        if first.values.get(TENSORS, count) != count:
+            raise bad(paths[0], f"{TENSORS} is {printable(first.values[TENSORS], 40)}; the files have {count} tensors")
         return first
 
     @functools.cached_property
@@ -103,3 +116,20 @@ class GgufReader(FileReader):
             end, before = start + size, name
             if end > file.size:
                 raise bad(path, f"{printable(name)} ends at byte {end}; the file has {file.size}")
+
+
+def _paths_of(path: Path, count: int) -> list[Path]:
+    """Return the files of a model that llama-gguf-split cut, by the name of one of them.
+
+    Raises:
+        CheckpointError: its name is not that of a part, or a file is missing.
+    """
+    hit = NUMBERED.fullmatch(path.name)
+    if hit is None or hit["ending"] != ".gguf" or int(hit["count"]) != count or not 1 < count <= MOST:
+        raise bad(path, f"is one of {printable(count, 40)} files of a model ({COUNT}), whose names must be "
+                  f"NAME-00001-of-{count % 100_000:05}.gguf and so on")  # fmt: skip
+    paths = [path.with_name(f"{hit['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    missing = next((one for one in paths if not one.is_file()), None)
+    if missing is not None:
+        raise bad(path, f"is one of {count} files of a model, of which {printable(missing.name)} is missing")
+    return paths
