@@ -20,6 +20,7 @@ SIZES = {
     "mamba_groups": 2,
     "mamba_state": 4,
     "mamba_heads": 8,
+    "expert_width": 12,
 }
 """Settings that fit what `whole` makes."""
 
@@ -32,6 +33,8 @@ CONFIG = {
     "state_size": 4,
     "ssm_state_size": 4,
     "mamba_n_heads": 8,
+    "attn_config": {"kv_n_heads": 2},
+    "ffn_config": {"ffn_hidden_size": 12},
 }
 """The same as a config.json says them."""
 

@@ -437,6 +437,9 @@ def test_every_row_of_every_layout_places_every_element_once():
         names = {(number, 0): str(number) for number in range(len(row.ours))}
         # One group of keys and values has as many rows as each of its queries.
         sizes = {**settings, "num_heads": 1, "num_kv_heads": 1} if 1 in row.shares else settings
+        # Each expert is a whole axis of ours.
+        experts = {shape[at] for at, (axis, *_) in enumerate(left) if row.sizes.get(axis) == "expert_width"}
+        sizes = {**sizes, **dict.fromkeys(["expert_width"] if experts else [], *experts)}
         whole, placed = row.encode(row.theirs, keys, names, sizes)
         taken = []
         for placement in placed.values():
