@@ -11,11 +11,21 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 from jax import Array
+from jaxtyping import Float
+
+from ..implementations.block_operands import varying_with
 
 
 def scan(step: Callable[..., tuple[Array, Array]], state: Array, sequences: Sequence[Array]) -> tuple[Array, Array]:
     """Run ``(state, output) = step(state, elements)`` along the first axis of `sequences`; stack the outputs."""
-    return jax.lax.scan(step, state, tuple(sequences))
+    # A state of zeros is the same on all devices of a `jax.shard_map`, and the states that follow it are not.
+    return jax.lax.scan(step, varying_with((state, sequences), state), tuple(sequences))
+
+
+def empty_state(value: Float[Array, "b t h v"], width: int) -> Float[Array, "b h width v"]:
+    """Return the state before the first token: zeros, sharded over the devices of a mesh as the values are."""
+    row = jnp.zeros_like(value[:, 0, :, None, :])
+    return jnp.broadcast_to(row, (*row.shape[:2], width, row.shape[3]))
 
 
 def cut(array: Array, pattern: str, chunk_size: int) -> Array:

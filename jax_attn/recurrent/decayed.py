@@ -61,7 +61,7 @@ def decayed_attention(
     dtype = functional.wide_dtype(value)
     query, key, value, log_decay = (array.astype(dtype) for array in arrays)
     if state is None:
-        state = jnp.zeros((value.shape[0], value.shape[2], key.shape[3], value.shape[3]), dtype)
+        state = chunks.empty_state(value, key.shape[3])
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
     run = _decayed_chunks if chunked else _decayed_tokens
     sequences = (query, key, value, log_decay)
@@ -130,7 +130,9 @@ def _decayed_chunks(
     state, before = chunks.scan(_decayed_chunk, state, (written, since_start[..., -1:, :]))
     read = query @ rearrange(before, "n b g c v -> n b c (g v)")
     context = inside + rearrange(read, "n b t (g v) -> n b g t v", g=groups) * since_start
-    context = rearrange(context, "n (b k) g t v -> b (n t) (k g) v", k=heads // groups)
+    # In two steps, as JAX joins one pair of axes at a time where axes of a mesh are explicit.
+    context = rearrange(context, "n (b k) g t v -> b n t (k g) v", k=heads // groups)
+    context = rearrange(context, "b n t h v -> b (n t) h v")
     return context[:, :tokens], rearrange(state, "(b k) g c v -> b (k g) c v", k=heads // groups)
 
 

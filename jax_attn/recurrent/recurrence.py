@@ -78,7 +78,7 @@ def gated_delta_rule(
         query = repeat(query, "b t h c -> b t (h g) c", g=groups)
         key = repeat(key, "b t h c -> b t (h g) c", g=groups)
     if state is None:
-        state = jnp.zeros((value.shape[0], value.shape[2], key.shape[3], value.shape[3]), dtype)
+        state = chunks.empty_state(value, key.shape[3])
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
     run = _delta_chunks if chunked else _delta_tokens
     sequences = (query, key, value, log_decay, beta)
@@ -122,7 +122,7 @@ def linear_attention(
     value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
     shape = (value.shape[0], value.shape[2], key.shape[3], value.shape[3])
     check_state(None if state is None else tuple(state.shape), shape)
-    state = jnp.zeros(shape, dtype) if state is None else state.astype(dtype)
+    state = chunks.empty_state(value, key.shape[3]) if state is None else state.astype(dtype)
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
     run = _linear_chunks if chunked else _linear_tokens
     if sharding is not None:
@@ -369,10 +369,10 @@ def _inverse_by_halves(below: Array) -> Array:
         count *= 2
     missing = count * width - size
     below = jnp.pad(below, [(0, 0)] * (below.ndim - 2) + [(0, missing)] * 2)
-    blocks = rearrange(below, "... (p t) (q s) -> ... p q t s", t=width, s=width)
-    inner = jnp.stack([blocks[..., at, at, :, :] for at in range(count)], -3)
+    starts = [width * at for at in range(count)]
+    inner = jnp.stack([below[..., at : at + width, at : at + width] for at in starts], -3)
     unit = jnp.eye(width, dtype=below.dtype)
-    rows = [jnp.broadcast_to(unit[:1], (*inner.shape[:-2], 1, width))]
+    rows = [jnp.zeros_like(inner[..., :1, :]) + unit[:1]]  # sharded as the matrix is, as JAX's explicit axes require
     for at in range(1, width):
         rows.append(unit[at] - inner[..., at : at + 1, :at] @ jnp.concatenate(rows, -2))
     inverse = jnp.concatenate(rows, -2)

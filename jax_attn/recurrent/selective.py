@@ -56,7 +56,7 @@ def selective_scan(
     query, key, value, steps = (array.astype(dtype) for array in (query, key, value, steps))
     rates = rearrange(rates.astype(dtype), "c k -> k c")
     if state is None:
-        state = jnp.zeros((value.shape[0], 1, key.shape[2], value.shape[2]), dtype)
+        state = chunks.empty_state(value[:, :, None], key.shape[2])
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
     run = _selective_chunks if chunked else _selective_tokens
     # XLA shares the arrays out: keys and queries read all channels, so that devices have no heads to themselves.

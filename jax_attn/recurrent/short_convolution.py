@@ -19,6 +19,7 @@ from attn_bridge.heads import check_width
 
 from ..linear import SymmetricUniform
 from ..random import Rngs
+from . import chunks
 
 
 class ShortConvolution(nnx.Conv):
@@ -77,7 +78,7 @@ class ShortConvolution(nnx.Conv):
         tokens, (size,) = x.shape[1], self.kernel_size
         x = x.astype(self.dtype or jnp.promote_types(x.dtype, self.kernel.dtype))
         if state is None:
-            state = jnp.zeros((x.shape[0], size - 1, x.shape[2]), x.dtype)
+            state = chunks.empty_state(x[:, :, None], size - 1)[:, 0]
         inputs = jnp.concatenate([state.astype(x.dtype), x], 1)
         wide = inputs.astype(jnp.promote_types(x.dtype, jnp.float32))
         taps = self.kernel[:, 0, :].astype(wide.dtype)

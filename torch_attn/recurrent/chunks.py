@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from einops import rearrange
+from jaxtyping import Float
 from torch import Tensor
 
 from ..implementations.sizes import takes_other_sizes
@@ -23,6 +24,11 @@ def scan(
         state, output = step(state, now)
         outputs.append(output)
     return state, torch.stack(outputs)
+
+
+def empty_state(value: Float[Tensor, "b t h v"], width: int) -> Float[Tensor, "b h width v"]:
+    """Return the state before the first token: zeros, on the device of the values."""
+    return value.new_zeros(value.shape[0], value.shape[2], width, value.shape[3])
 
 
 def cut(array: Tensor, pattern: str, chunk_size: int) -> Tensor:

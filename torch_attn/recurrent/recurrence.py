@@ -77,7 +77,7 @@ def gated_delta_rule(
         query = repeat(query, "b t h c -> b t (h g) c", g=groups)
         key = repeat(key, "b t h c -> b t (h g) c", g=groups)
     if state is None:
-        state = value.new_zeros(value.shape[0], value.shape[2], key.shape[3], value.shape[3])
+        state = chunks.empty_state(value, key.shape[3])
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
     with without_autocast(value):
         run = _delta_chunks if chunked else _delta_tokens
@@ -122,7 +122,7 @@ def linear_attention(
     value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
     shape = (value.shape[0], value.shape[2], key.shape[3], value.shape[3])
     check_state(None if state is None else tuple(state.shape), shape)
-    state = value.new_zeros(shape) if state is None else state.to(dtype)
+    state = chunks.empty_state(value, key.shape[3]) if state is None else state.to(dtype)
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
     with without_autocast(value):
         run = _linear_chunks if chunked else _linear_tokens
@@ -364,8 +364,8 @@ def _inverse_by_halves(below: Tensor) -> Tensor:
         count *= 2
     missing = count * width - size
     below = torch.nn.functional.pad(below, (0, missing, 0, missing))
-    blocks = rearrange(below, "... (p t) (q s) -> ... p q t s", t=width, s=width)
-    inner = torch.stack([blocks[..., at, at, :, :] for at in range(count)], -3)
+    starts = [width * at for at in range(count)]
+    inner = torch.stack([below[..., at : at + width, at : at + width] for at in starts], -3)
     unit = torch.eye(width, dtype=below.dtype, device=below.device)
     rows = [unit[:1].expand(*inner.shape[:-2], 1, width)]
     for at in range(1, width):

@@ -62,7 +62,7 @@ def selective_scan(
     query, key, value, steps = (array.to(dtype) for array in (query, key, value, steps))
     rates = rearrange(rates.to(dtype), "c k -> k c")
     if state is None:
-        state = value.new_zeros(value.shape[0], 1, key.shape[2], value.shape[2])
+        state = chunks.empty_state(value[:, :, None], key.shape[2])
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
     with without_autocast(value):
         run = _selective_chunks if chunked else _selective_tokens

@@ -14,6 +14,7 @@ from torch.types import Device
 from attn_bridge.heads import check_width
 
 from ..random import JaxRngs
+from . import chunks
 
 
 class ShortConvolution(nn.Conv1d):
@@ -66,7 +67,7 @@ class ShortConvolution(nn.Conv1d):
         check_width("the input of a convolution", x.shape[2], self.weight.shape[0])
         tokens, (size,) = x.shape[1], self.kernel_size
         if state is None:
-            state = x.new_zeros(x.shape[0], size - 1, x.shape[2])
+            state = chunks.empty_state(x[:, :, None], size - 1)[:, 0]
         inputs = torch.cat([state.to(x.dtype), x], 1)
         wide = inputs.to(torch.promote_types(x.dtype, torch.float32))
         taps = self.weight[:, 0, :].to(wide.dtype)

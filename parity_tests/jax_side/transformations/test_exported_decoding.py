@@ -45,7 +45,7 @@ def test_an_exported_step_of_decoding_calls_no_python(name):
 
 
 def open_program(name, capacity=9, **bound):
-    """Return a module, and the program that reads tokens of open number, with a new cache and with one of open batch."""
+    """Return a module, and programs that read an open number of tokens: with a new cache, and with an earlier one."""
     module = made(name)
     leaves, tree = jax.tree.flatten(module.init_cache(1, capacity))
     batch, tokens = export.symbolic_shape("b, t", **bound)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import export
+from jax.sharding import AxisType
 
 import jax_attn
 from attn_bridge.specs import VARIANTS, BertEncoderConfig, FeedForwardConfig, MixtureOfExpertsConfig
@@ -70,6 +71,24 @@ def test_vmap_gives_what_a_batch_gives(name):
     alone, pairs, whole = jax.jit(lambda x: (jax.vmap(call)(x), jax.vmap(call)(jnp.stack([x, x])), call(x)))(x)
     np.testing.assert_allclose(alone, whole, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(pairs[1], whole, rtol=1e-4, atol=1e-5)
+
+
+@cover.some("name", CLASSES, DISTINCT)
+def test_devices_that_share_a_batch_give_what_one_does(name):
+    """By `jax.shard_map`, and on a mesh whose axes are explicit, as those of `jax.make_mesh` are by default."""
+    call, x = made(name)[0], jnp.asarray(tokens(name, 9))
+    cut = jax.P("data")
+    automatic, explicit = (jax.make_mesh((1,), ("data",), (kind,)) for kind in (AxisType.Auto, AxisType.Explicit))
+    mapped = jax.shard_map(call, mesh=automatic, in_specs=cut, out_specs=cut)
+
+    def slope(function: Any, x: jax.Array) -> jax.Array:
+        return jax.grad(lambda x: (function(x) ** 2).sum())(x)
+
+    found, plain = jax.jit(lambda x: (slope(mapped, x), slope(call, x)))(x)
+    np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-5)
+    with jax.set_mesh(explicit):
+        traced = jax.jit(functools.partial(slope, call)).trace(jax.device_put(x, jax.NamedSharding(explicit, cut)))
+    assert traced.out_info.sharding.spec[0] == "data"
 
 
 @pytest.mark.parametrize("name", CLASSES)
