@@ -60,4 +60,4 @@ class GatedConvolution(RecurrentLayer):
         mixed, inputs = self.conv1d(products, None if state is None else state[:, 0])
         inputs = inputs[:, None]
         output = self.out_proj(self.W_query(batch) * mixed)
-        return output, (inputs if state is None else inputs.astype(state.dtype), None)
+        return output, (inputs, None)

@@ -119,8 +119,10 @@ class RecurrentCache:
     def advance(
         self, state: Float[Array, "B H D Dv"], conv_state: Float[Array, "B K-1 C"] | None, tokens: int
     ) -> RecurrentCache:
-        """Take the states that `tokens` new tokens left."""
-        return self._become(state, conv_state, self.length + tokens)
+        """Take the states that `tokens` new tokens left, in the dtypes of the cache."""
+        if conv_state is not None and self.conv_state is not None:
+            conv_state = conv_state.astype(self.conv_state.dtype)
+        return self._become(state.astype(self.state.dtype), conv_state, self.length + tokens)
 
     def trim(self, length: int) -> RecurrentCache:
         """Forget all tokens, or none: earlier states are not kept.
