@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -142,7 +143,8 @@ def _bucket(position: RelativeBias, later: int) -> int:
     if distance < exact:
         return first + distance
     # In float32, as in all published code: weights were trained with its roundings.
-    share = np.log(np.float32(distance) / np.float32(exact)) / np.float32(np.log(position.max_distance / exact))
+    growth = np.float32(math.log(np.float32(distance) / np.float32(exact)))
+    share = growth / np.float32(math.log(position.max_distance / exact))
     return first + min(exact + int(share * np.float32(count - exact)), count - 1)
 
 

@@ -246,15 +246,20 @@ class RelativeBias:
     def bounds(self) -> list[int]:
         """Return the smallest distance of each bucket after the first, ascending.
 
-        The formula of T5 takes the logarithm of each distance in float32. Whole numbers decide as it does, and the
-        same in both frameworks; the small factor keeps a distance that is a bound from being rounded off it.
+        The formula of T5 takes the logarithm of each distance in float32, which this rounds as torch does. A distance
+        at which the range would end exactly may so be in the range before.
         """
         exact, ranges = self.num_exact, self.num_per_direction - self.num_exact
-        growth = self.max_distance / exact
+        growth, single = self.max_distance / exact, np.float32
+        whole = single(math.log(growth))
         # T5 has bucket exact + floor(log(distance / exact) / log(max_distance / exact) * ranges); solved for the
         # distances at which the floor steps up.
-        ends = (exact * growth ** (k / ranges) * (1.0 - 1e-12) for k in range(1, ranges))
-        return [*range(1, exact + 1), *(math.ceil(end) for end in ends)]
+        ends = []
+        for k in range(1, ranges):
+            end = math.ceil(exact * growth ** (k / ranges) * (1.0 - 1e-12))
+            steps = single(math.log(single(end) / single(exact))) / whole * single(ranges)
+            ends.append(end + int(steps < k))
+        return [*range(1, exact + 1), *ends]
 
 
 Sinusoids = Literal["transformer", "tensor2tensor"]
