@@ -78,9 +78,11 @@ class MixtureOfExperts(nnx.Module):
             weight = jnp.where(is_here, weights, 0.0).sum(-1, keepdims=True)
             if not running.is_known(is_here):  # shapes must not depend on numbers: all tokens or none
                 # Zeros for tokens of other experts: what overflows would be NaN times a weight of 0.
-                here = jnp.where(is_here.any(-1, keepdims=True), tokens, 0.0)
+                own_tokens = jnp.where(is_here.any(-1, keepdims=True), tokens, 0.0)
                 add = functools.partial(
-                    lambda expert, here, out, weight: out + self._weighted(expert, here, weight), expert, here
+                    lambda expert, own_tokens, out, weight: out + self._weighted(expert, own_tokens, weight),
+                    expert,
+                    own_tokens,
                 )
                 out = jax.lax.cond(is_here.any(), add, lambda out, weight: out, out, weight)
                 continue

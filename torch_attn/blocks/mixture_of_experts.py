@@ -85,8 +85,8 @@ class MixtureOfExperts(Layer):
             weight = torch.where(is_here, weights, 0.0).sum(-1, keepdim=True)
             if is_blind:
                 # Zeros for tokens of other experts: what overflows would be NaN times a weight of 0.
-                here = torch.where(is_here.any(-1, keepdim=True), tokens, 0.0)
-                out = out + self._weighted(expert, here, weight)
+                own_tokens = torch.where(is_here.any(-1, keepdim=True), tokens, 0.0)
+                out = out + self._weighted(expert, own_tokens, weight)
                 continue
             (rows,) = is_here.any(-1).nonzero(as_tuple=True)
             if len(rows):
