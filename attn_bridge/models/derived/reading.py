@@ -182,9 +182,9 @@ class FamilyReader(FieldReader):
             numbers |= {"kv_lora_rank": spec.latent_dim, "qk_nope_head_dim": spec.nope_dim}
             return attention_of_layer(self.layout, config, layer, spec, numbers=numbers)
         numbers["num_kv_heads"] = spec.num_kv_heads or spec.num_heads
-        known = [name for name in self.description.libraries if name != "meta" or not (spec.qkv_bias or spec.out_bias)]
+        others = [name for name in self.description.libraries if name != "meta" or not (spec.qkv_bias or spec.out_bias)]
         sizes = {**numbers, "head_dim": spec.head_dim or 0}
-        libraries = {name: table_of_layer(table(LIBRARIES[name]), spec, sizes) for name in known}
+        libraries = {name: table_of_layer(table(LIBRARIES[name]), spec, sizes) for name in others}
         return attention_of_layer(self.layout, config, layer, spec, numbers=numbers, libraries=libraries)
 
     def _latent(self, config: ConfigFile, layer: int, kind: str) -> AttentionLayer:

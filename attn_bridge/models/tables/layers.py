@@ -54,7 +54,7 @@ def attention_of_layer(
 
 
 def table_of_layer(layout: Layout, spec: Config, numbers: Mapping[str, int]) -> Table:
-    """Return the rows of the attention of a layer in another library, and of what is next to it below the same prefix.
+    """Return the rows of a layer's attention in another library, and of norms with the same prefix.
 
     Args:
         layout: of the library.
