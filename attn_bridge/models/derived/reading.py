@@ -249,13 +249,19 @@ class FamilyReader(FieldReader):
         """Return the per-layer embeddings; None of a model without.
 
         Raises:
-            ValueError: tokens without a row, in a family whose models need them all.
+            ValueError: tokens without a row, in a family whose models need them all; shared keys without embeddings.
         """
         values = self.part(config, "layer_embeddings")
         if not values:
             return None
         width, rows = (self.description.fields[f"layer_embeddings.{name}"].key for name in ("width", "rows"))
         if not config.integer(width, 0 if "may_lack" in values else 1):
+            shared = self.description.fields.get("layers.shared")
+            if shared is not None and config.integer(shared.key, 0):
+                raise ValueError(
+                    f"{shared.key} ({config.get(shared.key)}) of {config.model_type} must be 0 where {width} is: "
+                    "transformers fails at shared keys without per-layer embeddings"
+                )
             return None
         vocab = config.integer("vocab_size")
         if "covers" in values and values["rows"] < vocab:

@@ -32,7 +32,10 @@ from ...support.models.hf_folders import COMPUTED
 PAIRS = encoder_decoder_oracle.MODELS
 OWN_LAYOUTS = {"granite-4-dense": "hf-granitemoehybrid-dense", "gemma4-moe": "hf-gemma4-moe", "mt5": "hf-t5"}
 """Models of a type that has several layouts, and whose layout is not the one that the type names."""
-OWN_CLASSES = {"mt5": transformers.T5ForConditionalGeneration}
+OWN_CLASSES = {
+    "mt5": transformers.T5ForConditionalGeneration,
+    "phi4-multimodal": transformers.Phi3ForCausalLM,
+}
 """Models that are written as those of the first family of their layout, which computes the same."""
 WHOLE_MODELS = [*DECODERS, *PAIRS]
 TYPES = {name: DECODERS[name][0] if name in DECODERS else name.partition("-")[0] for name in WHOLE_MODELS}

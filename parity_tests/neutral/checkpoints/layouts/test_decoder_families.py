@@ -164,13 +164,23 @@ REFUSED = {
     "activation": ("llama", {"hidden_act": "mish"}, "hidden_act ('mish') of llama must be one of"),
     "base that transformers does not read": (
         "dbrx",
-        {"attn_config": {"rope_theta": 500000.0}},
+        {"attn_config": {"rope_theta": 500000.0, "clip_qkv": 8.0}},
         "attn_config.rope_theta (500000.0) of dbrx must be rope_theta (10000.0)",
+    ),
+    "projections without a clip, at which transformers fails": (
+        "dbrx",
+        {"attn_config": {"rope_theta": 10000.0}},
+        "attn_config.clip_qkv (null) of dbrx is not supported, only a value",
     ),
     "norm of weights": (
         "dbrx",
         {"ffn_config": {"moe_normalize_expert_weights": 2.0}},
         "ffn_config.moe_normalize_expert_weights (2.0) of dbrx is not supported, only 1.0",
+    ),
+    "shared keys without per-layer embeddings": (
+        "gemma4_text",
+        {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 1},
+        "num_kv_shared_layers (1) of gemma4_text must be 0 where hidden_size_per_layer_input is: transformers fails",
     ),
     "positions of all layers": (
         "cohere_compass_text",

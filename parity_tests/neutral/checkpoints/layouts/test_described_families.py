@@ -51,7 +51,12 @@ OWN = {
     "gemma3n_text": {"layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL], "num_kv_shared_layers": 2},
     "gemma4_text": {"layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL], "num_kv_shared_layers": 2},
     "cohere_compass_text": {"rope_parameters": {FULL: {"rope_theta": 500.0}, SLIDING: None}},
-    "dbrx": {"attn_config.rope_theta": 500.0, "attn_config.kv_n_heads": 2, "rope_theta": 500.0},
+    "dbrx": {
+        "attn_config.rope_theta": 500.0,
+        "attn_config.kv_n_heads": 2,
+        "attn_config.clip_qkv": 8.0,
+        "rope_theta": 500.0,
+    },
     "mamba2": {"num_heads": 16, "head_dim": 8},
     "mimo_v2_flash": {"head_dim": 24},
     "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
