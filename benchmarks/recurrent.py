@@ -15,7 +15,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -165,10 +164,14 @@ def operands(batch: int, tokens: int, heads: int, width: int) -> list[np.ndarray
     return [one.astype(np.float32) for one in (query * width**-0.5, key, value, decay, beta)]
 
 
-RuleForm = Callable[..., Any]
-"""A rule in a framework, of operands; the context is what it returns first."""
-
-RULES: dict[str, tuple[RuleForm, RuleForm, dict[str, Any]]] = {
+RULES: dict[
+    str,
+    tuple[
+        Callable[..., tuple[torch.Tensor, torch.Tensor]],
+        Callable[..., tuple[jax.Array, jax.Array]],
+        dict[str, int],
+    ],
+] = {
     "gated delta rule": (recurrence_in_torch.gated_delta_rule, recurrence_in_jax.gated_delta_rule, {}),
     "gated delta rule by channel (KDA)": (
         recurrence_in_torch.gated_delta_rule,
@@ -188,7 +191,7 @@ def operands_of(rule: str, *shape: int) -> list[np.ndarray]:
     return [*sequences, decay] if "Mamba" in rule else [*sequences, decay, beta]
 
 
-def traced(rule: str, *, with_gradients: bool) -> Callable[..., Any]:
+def traced(rule: str, *, with_gradients: bool) -> Callable[..., object]:
     """Return a function of operands that JAX can trace: the context, or the gradients of its sum for all operands."""
     _, in_jax, options = RULES[rule]
 

@@ -196,9 +196,9 @@ class Branches:
             return
         uniform = [bool((operand == operand.flat[0]).all()) for operand in operands]
         if sum(uniform) == 1 and (bound := operands[uniform.index(True)].flat[0]):
-            shown = sign if uniform[1] else sign.translate(str.maketrans("<>", "><"))
+            from_left = sign if uniform[1] else sign.translate(str.maketrans("<>", "><"))
             outcomes = {bool(result) for result in np.unique(outcome)}
-            self._add(f"comparison {shown} {bound} ({where})", f"{CONDITION} true", f"{CONDITION} false", outcomes)
+            self._add(f"comparison {from_left} {bound} ({where})", f"{CONDITION} true", f"{CONDITION} false", outcomes)
 
     def join(self, other: Branches) -> None:
         """Add the branches that other runs took."""

@@ -308,7 +308,7 @@ def _not_compared(pair: Pair, compared: Collection[str]) -> Iterator[str]:
 
 
 def _given(pair: Pair) -> Iterator[str]:
-    """Report what is the same of inputs in every sample: axes of size 1, masks that hide nothing, whole numbers."""
+    """Report inputs that no sample changes: axes of size 1, masks that hide nothing, whole numbers and the rest."""
     call, names = pair.arguments["first"], pair.first.argument_names
     kept = []
     for i, (name, leaf, mask) in enumerate(zip(call.named(names), call.leaves, calls.masks(call), strict=True)):

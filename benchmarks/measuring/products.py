@@ -1,4 +1,4 @@
-"""The matrix products of a function, to be timed alone: what a layer that is made of them can't be faster than.
+"""The matrix products of a function, to be timed alone: a bound of the speed of layers that consist of them.
 
 A triangular system is solved by products of blocks, and counts as one.
 """
@@ -6,8 +6,7 @@ A triangular system is solved by products of blocks, and counts as one.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -28,9 +27,15 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[Callable[..., object], tuple[Any, ...], Mapping[str, Any]]] = []
+        self.calls: list[tuple[Callable[..., object], Sequence[object], Mapping[str, object]]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         del types
         if func in _IN_TORCH:
             self.calls.append((func, args, kwargs or {}))

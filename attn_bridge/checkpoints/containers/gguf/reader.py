@@ -53,8 +53,9 @@ class GgufReader(FileReader):
 
     def _read_headers(self) -> None:
         parsed = self._headed(self._file)
-        if parsed.values.get(COUNT, 1) != 1 and isinstance(parsed.values[COUNT], int):
-            parsed = self._open_all(parsed, _paths_of(self.path, parsed.values[COUNT]))
+        count = parsed.values.get(COUNT, 1)
+        if isinstance(count, int) and count != 1:
+            parsed = self._open_all(parsed, _paths_of(self.path, count))
         self.metadata = dict(parsed.values)
         self._values = parsed.values
         self.notes = ("left out: the tokenizer, which GGUF holds in a form of its own",)
