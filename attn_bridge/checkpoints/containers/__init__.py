@@ -232,11 +232,11 @@ def _in_other_formats(folder: Path, format: str) -> list[str]:
     """
     formats = {**ENDINGS, **TRAINERS}
     files = [one for one in folder.iterdir() if one.suffix in formats and not one.name.startswith(".")]
-    names = {one.name: formats[one.suffix] for one in files if not mistaken.is_state(one.name)}
-    others = sorted(name for name, other in names.items() if other != format)
-    is_usual = any(USUAL.fullmatch(name) for name, own in names.items() if own == format)
-    if others and not is_usual and format not in FOLDERS:
-        raise bad(folder, UNDECIDED + listed(list(map(printable, sorted(names))), 20))
+    own = [one.name for one in files if formats[one.suffix] == format]
+    others = sorted(one.name for one in files if formats[one.suffix] != format and not mistaken.is_state(one.name))
+    if others and format not in FOLDERS and not any(map(USUAL.fullmatch, own)):
+        names = sorted([*others, *(name for name in own if not mistaken.is_state(name))])
+        raise bad(folder, UNDECIDED + listed(list(map(printable, names)), 20))
     return others
 
 
