@@ -53,7 +53,7 @@ class GgufReader(FileReader):
 
     def _read_headers(self) -> None:
         parsed = self._headed(self._file)
-        count = parsed.values.get(COUNT, 1)
+        count = parsed.values.get(COUNT)
         if isinstance(count, int) and count != 1:
             parsed = self._open_all(parsed, _paths_of(self.path, count))
         self.metadata = dict(parsed.values)
@@ -72,8 +72,8 @@ class GgufReader(FileReader):
             parsed = own_header if path == self.path else self._headed(self._open(path, folder))
             keys = {key: parsed.values.get(key) for key in (NUMBER, COUNT)}
             if tuple(keys.values()) != (number, len(paths)):
-                shown = " and ".join(f"{key} ({printable(value, 40)})" for key, value in keys.items())
-                raise bad(path, f"{shown} must be {number} and {len(paths)}, by its name")
+                listing = " and ".join(f"{key} ({printable(value, 40)})" for key, value in keys.items())
+                raise bad(path, f"{listing} must be {number} and {len(paths)}, by its name")
             first = parsed if number == 0 else first
         self._files.sort(key=lambda file: file.path)
         count = len(self.tensors) + len(self.unread)
@@ -130,7 +130,7 @@ def _paths_of(path: Path, count: int) -> list[Path]:
         raise bad(path, f"is one of {printable(count, 40)} files of a model ({COUNT}), whose names must be "
                   f"NAME-00001-of-{count % 100_000:05}.gguf and so on")  # fmt: skip
     paths = [path.with_name(f"{hit['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
-    missing = next((one for one in paths if not one.is_file()), None)
+    missing = next((part for part in paths if not part.is_file()), None)
     if missing is not None:
         raise bad(path, f"is one of {count} files of a model, of which {printable(missing.name)} is missing")
     return paths
