@@ -327,8 +327,8 @@ def _permuted(mine: Shape, its: Shape, ours: list[int], theirs: list[int]) -> It
         if [mine[i] for i in order] != [its[j] for j in theirs]:
             continue
         named = {i: f"a{theirs[k]}" for k, i in enumerate(order)}
-        left = " ".join(named.get(i, "1") for i in range(len(mine))) or "()"
-        right = " ".join(f"a{j}" if j in theirs else "1" for j in range(len(its))) or "()"
+        left = " ".join(named.get(i, "1") for i in range(len(mine)))
+        right = " ".join(f"a{j}" if j in theirs else "1" for j in range(len(its)))  # "" is a scalar; "()" an axis of 1
         if mine != its or list(order) != theirs:
             yield Way(f"{left} -> {right}")
 

@@ -241,9 +241,15 @@ class Live:
         return ""
 
     def reaches(self, side: Side, before: OutputArrays, matches: Sequence[Match], by: float) -> bool:
-        """Return whether a change of some parameters changes the outputs; NaN asks whether they are used at all."""
+        """Return whether a change of some parameters changes the outputs; NaN asks whether they are used at all.
+
+        A module that fails by the change uses them.
+        """
         large = self.pair.effort.large
-        pairs = list(zip(before[side], self.changed(side, matches, by), strict=True))
+        try:
+            pairs = list(zip(before[side], self.changed(side, matches, by), strict=True))
+        except ModuleFailedError:
+            return True
         if np.isnan(by) and any(np.isnan(two).sum() > np.isnan(one).sum() for one, two in pairs if is_float(one)):
             return True
         # Fused attention passes over NaN, and takes a query with nothing else for one that sees no key: it gives zeros.

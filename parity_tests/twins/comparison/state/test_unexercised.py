@@ -40,6 +40,54 @@ def test_a_parameter_that_one_side_ignores_is_a_difference(side):
     }
 
 
+def test_a_parameter_whose_nan_the_code_cannot_take_is_reached():
+    """An index that counts how many numbers are above a threshold is -1 where none is, as none is of NaN."""
+
+    class Sorted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.extra = nn.Parameter(torch.rand(8) + 0.5), nn.Parameter(torch.randn(1))
+
+        def forward(self, x):
+            scores = x * self.scale + self.extra
+            ranked = (scores - scores.mean(-1, keepdim=True)).sort(-1, descending=True).values
+            last = (ranked >= ranked.mean(-1, keepdim=True)).sum(-1, keepdim=True) - 1
+            return ranked - ranked.gather(-1, last)
+
+    class FlaxSorted(nnx.Module):
+        def __init__(self):
+            self.scale, self.extra = nnx.Param(jax.numpy.ones(8)), nnx.Param(jax.numpy.ones(1))
+
+        def __call__(self, x):
+            scores = x * self.scale + self.extra
+            ranked = -jax.numpy.sort(jax.numpy.mean(scores, -1, keepdims=True) - scores, -1)
+            last = (ranked >= ranked.mean(-1, keepdims=True)).sum(-1, keepdims=True) - 1
+            return ranked - jax.numpy.take_along_axis(ranked, last, -1)
+
+    report = compare(Sorted(), FlaxSorted(), X, seeds=1)
+    assert (report.verdict, report.invariances, report.unexercised) == ("equal", ["extra"], [])
+
+
+@pytest.mark.parametrize("shapes", [((), (1,)), ((1,), ())])
+def test_a_scalar_is_paired_with_an_array_of_one(shapes):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.full(shapes[0], 1.5))
+
+        def forward(self, x):
+            return torch.sin(x * self.scale)
+
+    class FlaxScaled(nnx.Module):
+        def __init__(self):
+            self.scale = nnx.Param(jax.numpy.full(shapes[1], 0.7))
+
+        def __call__(self, x):
+            return jax.numpy.sin(x * self.scale)
+
+    assert compare(Scaled(), FlaxScaled(), X, seeds=1).verdict == "equal"
+
+
 def test_outputs_that_are_always_zero_leave_no_weight_unreached():
     def padded(m, x):
         product = x @ m.w
