@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
@@ -60,6 +61,17 @@ def culprit(
             )
         at = at.tb_next
     return description
+
+
+_TAKEN_FOR_INPUT = re.compile(r"'dict' object|\bdict\b|positional argument")
+
+
+def weights_first(error: BaseException, what: str) -> str:
+    """Return the remedy where a function side may take its weights for an input; "" for other errors and modules."""
+    is_taken = isinstance(error, (TypeError, AttributeError)) and _TAKEN_FOR_INPUT.search(str(error))
+    if not is_taken or " function " not in f"{what} ":
+        return ""
+    return "; it is called with its weights in front of the inputs: give lambda weights, *inputs: FUNCTION(*inputs)"
 
 
 def _shapes(named: Mapping[str, object]) -> str:

@@ -33,6 +33,7 @@ from ...sides.subject import (
     SideWeight,
     Submodule,
     is_array,
+    weights_first,
 )
 from ...sides.trees import flatten, plain_values
 from ...stack import raised_at
@@ -443,6 +444,7 @@ def _failure(error: Exception, dtype: str | None, what: str, details: str = "") 
     message = f"{what} raised {type(error).__name__}: {text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + ' ...'}"
     details = "; ".join(filter(None, (raised_at(error), details)))
     message += f" ({details})" if details else ""
+    message += weights_first(error, what)
     return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
 
 

@@ -27,7 +27,16 @@ from torch_attn.shards import cut_as, is_sharded
 from ....sides.arrays import lends
 from ....sides.dropout_masks import Masks
 from ....sides.shards import Shares
-from ....sides.subject import WHOLE, Arguments, Array, CannotPromoteError, ModuleFailedError, Run, culprit
+from ....sides.subject import (
+    WHOLE,
+    Arguments,
+    Array,
+    CannotPromoteError,
+    ModuleFailedError,
+    Run,
+    culprit,
+    weights_first,
+)
 from ....sides.tables import STILL, Branches
 from ....sides.trees import plain_values
 from ....stack import raised_at
@@ -329,6 +338,7 @@ def failure(
             details = f"called with {', '.join(inputs)}"
     details = "; ".join(filter(None, (raised_at(error), details)))
     message += f" ({details})" if details else ""
+    message += weights_first(error, what)
     message += f"; {CONSTANT}" if "is not differentiable with respect to argument" in text else ""
     return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -113,3 +114,12 @@ def test_a_framework_that_the_code_does_not_show_is_given():
         parity.function(doubled, {"w": torch.ones(3)}, framework="jax")
     sides = [parity.function(doubled, {}, framework=name) for name in ("torch", "jax")]
     assert parity.compare(*sides, X, seeds=1).verdict == "equal"
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_function_that_takes_inputs_alone_gets_the_line_to_write(swapped):
+    in_torch = parity.function(lambda x, y: torch.nn.functional.mse_loss(x, y), {})
+    in_jax = parity.function(lambda x: jnp.mean(x.sum() ** 2), {})
+    whole = parity.function(lambda _, x, y: torch.nn.functional.mse_loss(x, y), {})
+    with pytest.raises(ValueError, match=re.escape("give lambda weights, *inputs: FUNCTION(*inputs)")):
+        parity.compare(whole if swapped else in_torch, in_jax, (X, X + 1.0))
