@@ -26,6 +26,9 @@ _ROOMS = {("attn_parity", "frameworks", "torch"): "torch", ("attn_parity", "fram
 _PATCHES = ("promotion.py", "patching.py")
 """Files of functions that take the place of a framework's while user code runs: that code called them."""
 
+_INTERCEPTOR = "_Interceptor.__call__"
+"""Function through which Linen calls the submodules of the code that runs."""
+
 _FORWARD = ("forward", "__call__")
 """Names of the functions that a module computes its results in."""
 
@@ -129,10 +132,12 @@ def user_line(lines: Sequence[StackLine], sources: Mapping[str, Path]) -> StackL
 
 def _called(lines: Sequence[StackLine]) -> Sequence[StackLine]:
     """Return the lines of the code that we called; those behind it called us."""
-    ours = (
-        number for number, line in enumerate(lines) if _is_calling(line.file) and Path(line.file).name not in _PATCHES
-    )
+    ours = (number for number, line in enumerate(lines) if _is_calling(line.file) and not _is_called(line))
     return lines[: next(ours, len(lines))]
+
+
+def _is_called(line: StackLine) -> bool:
+    return Path(line.file).name in _PATCHES or line.function == _INTERCEPTOR
 
 
 def call_site(lines: Sequence[StackLine]) -> CallSite | None:
@@ -141,7 +146,8 @@ def call_site(lines: Sequence[StackLine]) -> CallSite | None:
     own = [at for at, line in enumerate(lines) if not _is_installed(line.file)]
     if not own:
         return None
-    last = next((number for number, at in enumerate(own) if lines[at].function in _FORWARD), len(own) - 1)
+    names = (lines[at].function.rpartition(".")[2] for at in own)  # JAX has qualified names
+    last = next((number for number, name in enumerate(names) if name in _FORWARD), len(own) - 1)
     below = tuple(line.instruction for line in lines[: own[0] + 1])
     return CallSite(below, tuple(lines[at] for at in own[: last + 1]))
 

@@ -56,7 +56,7 @@ EXPLAINED = 1e-6
 """... if a change leaves at most this part of the difference."""
 
 ENOUGH = 8
-"""Fewest elements that a number in code is solved for: with fewer, any number fits."""
+"""Fewest elements of which usual numbers need not be tried."""
 
 USUAL = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 10.0)
 """Numbers that code often holds, for results of too few elements to solve for one."""
@@ -309,8 +309,10 @@ class Hits:
         return len(self._hits) >= MOST_FITTING
 
     def have(self, line: str, text: str, at: Collection[int]) -> bool:
-        """Return whether part of the operations suffices for a change, or its line has others enough."""
+        """Return whether these operations have a change, part of them suffices for this one, or the line has enough."""
         of_line = [(other, operations) for own, other, operations, _ in self._hits if own == line]
+        if any(operations == frozenset(at) for _, operations in of_line):
+            return True
         same = [operations for other, operations in of_line if other == text]
         return any(operations <= frozenset(at) for operations in same) or (not same and len(of_line) >= MOST_OF_LINE)
 
@@ -374,7 +376,7 @@ def solved(number: float, rest: Callable[[float], Array | None], limit: float = 
         limit: largest difference of results that agree.
     """
     best = rest(number)
-    if best is None or best.size < ENOUGH or not np.isfinite(best).all():
+    if best is None or not best.size or not np.isfinite(best).all():
         return None
     at = number
     for _ in range(STEPS):
@@ -410,17 +412,16 @@ def _nearer(
 def solutions(number: float, rest: Callable[[float], Array | None], limit: float = FIT) -> Iterator[float]:
     """Yield the numbers in code for which a difference may vanish: one that is solved for, or usual ones.
 
-    Any number fits few results if it is solved for, but hardly ever a usual one. Behind a rounding no number can be
-    solved for, and the next whole ones are tried. See `solved` for the arguments.
+    Any number fits few results if it is solved for; it has few digits, and further samples have to confirm it. Behind a
+    rounding no number can be solved for, and the next whole ones are tried. See `solved` for the arguments.
     """
     own = rest(number)
     if own is None or not own.size:
         return
-    if own.size >= ENOUGH:
-        value = solved(number, rest, limit)
-        if value is not None:
-            yield value
-            return
+    value = solved(number, rest, limit)
+    if value is not None:
+        yield value
+        return
     near = (number - 1, number + 1) if number == round(number) and abs(number) > 1 else ()
     for value in near if own.size >= ENOUGH else (*USUAL, *near):
         difference = rest(value)

@@ -11,8 +11,11 @@ from ..samples.calls import is_mask
 from ..sides.arrays import is_float
 from ..sides.subject import Array, Call
 from .between import is_among
-from .leaves import LeafGroup, got_apart, match_inputs, match_leaves
+from .leaves import LeafGroup, apart, got_apart, match_inputs, match_leaves, match_outputs
 from .tree import Node, nearest, walk
+
+SAME = 1e-9
+"""Largest difference of outputs, relative to the largest value, that are the same."""
 
 
 def reshaped_before(node: Node, bad: Node) -> Node | None:
@@ -129,7 +132,10 @@ def _holds_some(node: Node, paths: Sequence[str]) -> bool:
 
 
 def _gets_other_numbers(node: Node) -> bool:
-    return got_apart(node.calls[0], match_inputs(node.calls[0]))
+    """Return whether a submodule gets other numbers than its counterpart, and not what comes to the same in it."""
+    calls = node.calls[0]
+    after = apart(calls, match_outputs(calls), "outputs")
+    return got_apart(calls, match_inputs(calls)) and (after is None or after > SAME)
 
 
 def _is_of_other_shapes(node: Node) -> bool:

@@ -158,6 +158,11 @@ FAULTS = {
         lambda x: x[::-1] * (1 - jnp.sin(x)) + jnp.sin(x) * x,
         lambda x: x[::-1] * jnp.sin(x) + (1 - jnp.sin(x)) * x,
     ),
+    "a diagonal 1 lower in triu": (lambda x: jnp.triu(x, 1).sum(1) * 2, lambda x: jnp.triu(x, 2).sum(1) * 2),
+    "the slice from 1 for the one from 0 along axis 2": (
+        lambda x: x[..., :-1] * jnp.sin(x[..., 1:]) + x[..., 1:],
+        lambda x: x[..., :-1] * jnp.sin(x[..., :-1]) + x[..., 1:],
+    ),
     "-0.5 for -1": (lambda x: bounded(x, -0.5), lambda x: bounded(x, -1.0)),
     "sin for tanh": (lambda x: twice(x, jnp.sin, 0.5), lambda x: twice(x, jnp.tanh, 0.5)),
     "0.25 for 0.5": (lambda x: twice(x, jnp.tanh, 0.25), lambda x: twice(x, jnp.tanh, 0.5)),
@@ -305,6 +310,22 @@ def test_a_change_that_fits_one_input_alone_is_not_named():
     ones = np.ones(())
     assert changes(right, wrong, ones)
     assert not changes(right, wrong, ones, [np.full((), 7.0)])
+
+
+def test_a_bound_to_both_sides_is_a_single_number():
+    texts = [text for text, _ in changes(lambda x: jnp.clip(x, -0.5, 0.5) * x, lambda x: jnp.clip(x, -1.0, 1.0) * x)]
+    assert any(text.endswith("of both signs") for text in texts)
+
+
+def test_an_operation_has_one_change():
+    """Negated and subtracted are one: the first that agrees is named."""
+    texts = [text for text, _ in changes(lambda x: jnp.sin(x) - x[::-1], lambda x: jnp.sin(x) + x[::-1])]
+    assert texts == ["subtraction for addition"]
+
+
+def test_a_function_that_jax_does_not_trace_by_itself_is_left_out_as_a_whole():
+    texts = [text for text, _ in changes(lambda x: x * 2 + 1, lambda x: jax.nn.gelu(x) * 2 + 1)]
+    assert texts[0] == "no gelu"
 
 
 def test_nothing_is_named_where_no_change_fits():

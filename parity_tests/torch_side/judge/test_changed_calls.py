@@ -88,6 +88,8 @@ FAULTS = {
         lambda x: (x @ (square(x).mT + 1)).sin(),
         lambda x: (x @ (square(x) + 1)).sin(),
     ),
+    "a diagonal 1 lower in triu": (lambda x: x.triu(1).sum(1) * 2, lambda x: x.triu(2).sum(1) * 2),
+    "0.5 for 1 of both signs": (lambda x: x.clamp(-0.5, 0.5) * 2 + x, lambda x: x.clamp(-1, 1) * 2 + x),
     "-0.5 for -1": (lambda x: x.clamp(-0.5, 1) * 2 + x, lambda x: x.clamp(-1, 1) * 2 + x),
     "0.3 for 0.01": (lambda x: functional.leaky_relu(x, 0.3).sin(), lambda x: functional.leaky_relu(x, 0.01).sin()),
     "3 for 2": (lambda x: functional.softplus(x, beta=3.0) + x, lambda x: functional.softplus(x, beta=2.0) + x),
@@ -157,6 +159,14 @@ def test_a_loop_that_a_change_keeps_from_ending_is_given_up():
         return x
 
     assert not changes(lambda x: x.sin() * x.flip(0) + 5, shrunk)
+
+
+def test_both_calls_of_a_line_are_changed_together():
+    def joined(x, y, axis):
+        return functional.normalize(x, dim=axis) * 2, functional.normalize(y, dim=axis)
+
+    made = changes(lambda x: torch.cat(joined(x, x * x, 2)), lambda x: torch.cat(joined(x, x * x, 1)))
+    assert "normalize over axis 2 of 3 for axis 1" in [text for text, _ in made]
 
 
 def test_nothing_is_named_where_no_change_fits():

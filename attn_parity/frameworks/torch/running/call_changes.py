@@ -57,8 +57,8 @@ LIMITING = frozenset(("clamp", "clamp_min", "clamp_max", "clip", "masked_fill", 
 ARITHMETIC = frozenset((*BINARY, *LIMITING, "pow")) - {"tril", "triu"}
 """Functions of torch whose whole numbers are numbers like others, not sizes or axes."""
 
-UNTRIED = frozenset({"training", "inplace", "p", "bias", "running_mean", "running_var"})
-"""Options that belong to the mode or the weights of a layer, and those that other hints name."""
+UNTRIED = frozenset({"dim", "training", "inplace", "p", "bias", "running_mean", "running_var"})
+"""Options that belong to the mode or the weights of a layer, and those that other changes and hints name."""
 
 ALONG = frozenset(("cumsum", "cumprod", "logcumsumexp", "flip"))
 """Functions of torch whose second argument is an axis."""
@@ -146,6 +146,10 @@ def ways_of(call: TorchCall) -> Ways:
             yield from scaled_transforms(plain, int(np.prod([sizes[axis] for axis in np.atleast_1d(axes)])))
     if name == "sub" and plain.dtype.kind in "iu" and len(tensors) == 2:
         yield EXCHANGED, _array(tensors[1]) - operand
+    if name in ("tril", "triu"):
+        diagonal = call.kwargs.get("diagonal", call.args[1] if len(call.args) > 1 else 0)
+        for word, step in (("higher", 1), ("lower", -1)):
+            yield f"a diagonal 1 {word} in {name}", getattr(np, name)(operand, diagonal + step)
     if plain.dtype.kind != "f" or operand.dtype.kind != "f":
         return
     if name in BINARY and len(call.args) == 2 and not call.kwargs:

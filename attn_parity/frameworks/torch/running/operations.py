@@ -110,7 +110,7 @@ def found(
     sites, kinds = [call.site for call in record.calls], [call.name for call in record.calls]
     solved: dict[tuple[str, str], None] = {}
     hits = Hits()
-    for group in sorted(grouped(sites, kinds, is_wide=True), reverse=True):
+    for group in grouped(sites, kinds, is_wide=True):
         call, which = record.calls[group[0]], run_of(group, sites, kinds)
         if hits.are_enough or len(solved) >= MOST_FITTING or budget.left < 0:
             break
@@ -121,7 +121,7 @@ def found(
                 solved[text + which, written_at(group, sites, kinds)] = None
             continue
         with np.errstate(all="ignore"):
-            names = [text for text, value in ways_of(call)]
+            names = dict.fromkeys(text for at in (group[0], group[-1]) for text, _ in ways_of(record.calls[at]))
         line = "" if call.site is None else call.site.where
         for text in names:
             if not hits.have(line, text, group) and fits(group, _change(text)):
@@ -139,16 +139,19 @@ def grouped(
         kinds: its kind: calls of several are not changed together.
         is_wide: add those of one line, and those of one function but for arithmetic, which is everywhere.
     """
-    groups: dict[tuple[Hashable, ...], list[int]] = {}
+    whole: dict[tuple[Hashable, ...], list[int]] = {}
+    parts: dict[tuple[Hashable, ...], list[int]] = {}
     for number, (site, kind) in enumerate(zip(sites, kinds, strict=True)):
-        groups.setdefault((kind, number if site is None else site.below), []).append(number)
+        whole.setdefault((kind, number if site is None else site.below), []).append(number)
         if site is not None:
-            groups.setdefault((kind, site.below, site.instructions), []).append(number)
+            parts.setdefault((kind, site.below, site.instructions), []).append(number)
             if is_wide:
-                groups.setdefault((kind, site.where), []).append(number)
+                parts.setdefault((kind, site.where), []).append(number)
             if is_wide and kind not in BINARY and site.lines[0].instruction is not None:
-                groups.setdefault((kind, site.lines[0].instruction[0]), []).append(number)
-    return list(dict.fromkeys(part for group in map(tuple, groups.values()) for part in (group, group[:1])))
+                parts.setdefault((kind, site.lines[0].instruction[0]), []).append(number)
+    some = [tuple(part) for group in (*whole.values(), *parts.values()) for part in (group, group[:1])]
+    # All runs of the code come first: a loop has too many for each to be tried alone.
+    return list(dict.fromkeys([*sorted(map(tuple, whole.values()), reverse=True), *sorted(some, reverse=True)]))
 
 
 def written_at(group: Sequence[int], sites: Sequence[CallSite | None], kinds: Sequence[Hashable]) -> str:
@@ -200,7 +203,9 @@ def _fitting_numbers(
 def _change(text: str) -> ChangedResult:
     def change(call: TorchCall) -> Value:
         with np.errstate(all="ignore"):
-            value = next(value for name, value in ways_of(call) if name == text)
+            value = next((value for name, value in ways_of(call) if name == text), None)
+        if value is None:  # as of a sum that begins with a number
+            return call.result
         return tuple(map(tensor, value)) if isinstance(value, (list, tuple)) else tensor(value)
 
     return change

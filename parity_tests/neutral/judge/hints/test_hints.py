@@ -556,6 +556,15 @@ def test_activations_of_convolutional_nets_are_named(names):
     assert hint(one, two, 6 * X) == f"torch computes {names[0]}, Flax {names[1]}"
 
 
+def test_an_order_that_all_rows_share_is_found_where_columns_repeat_numbers():
+    """A sine of 0 is its argument, so that one row alone does not tell the order."""
+    rows = np.stack([np.sin(X[0, :, 0]), np.cos(X[0, :, 0]), X[0, :, 0]], -1)
+    rows = np.concatenate([np.array([[0.0, 1.0, 0.0]]), rows])
+    assert hint(rows, rows[:, [2, 0, 1]]).endswith("along the last axis: shifted by 1")
+    moved = np.pad(X, ((0, 0), (0, 0), (2, 0)))
+    assert hint(moved, np.pad(X, ((0, 0), (0, 0), (1, 1)))).endswith("along the last axis: shifted by 17")
+
+
 def test_a_gate_that_takes_the_other_part_is_named():
     gate, new = draw(3, 7, 16), draw(3, 7, 16)
     share = ACTIVATIONS["sigmoid"](gate)

@@ -147,7 +147,7 @@ FAULTS = {
         FusedAttention,
         lambda: SplitAttention(later=1),
         (2, 7, 8),
-        "with > for >= in Flax, or with a bound 1 higher in Flax both sides agree",
+        "with a diagonal 1 lower in tril in Flax both sides agree",
     ),
     "a causal mask that shows two later tokens": (
         FusedAttention,
@@ -410,6 +410,46 @@ class OtherBins(nnx.Module):
 
 def test_whole_numbers_that_are_counted_otherwise_are_named():
     assert "with 1 added to the result of" in compare(Bins(), OtherBins(), draw(3, 8)).first_divergence.hint
+
+
+def test_inputs_that_are_exchanged_are_named():
+    def divergence(weights, x, y):
+        return (x.softmax(-1) * (x.log_softmax(-1) - y.log_softmax(-1))).sum(-1).mean()
+
+    sides = [parity.function(call, {}, framework="torch") for call in (divergence, lambda w, x, y: divergence(w, y, x))]
+    hint = parity.compare(*sides, (draw(4, 5), draw(4, 5)), seeds=1).first_divergence.hint
+    assert hint == "with inputs 0 and 1 exchanged in second both sides agree"
+
+
+def test_what_agrees_is_the_submodule_that_was_run():
+    class Sines(nn.Module):
+        def __init__(self, function):
+            super().__init__()
+            self.part, self.last = Sine(function), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.last(self.part(x))
+
+    class Sine(nn.Module):
+        def __init__(self, function):
+            super().__init__()
+            self.fc, self.function = nn.Linear(8, 8), function
+
+        def forward(self, x):
+            return self.function(self.fc(x)) + x
+
+    hint = compare(Sines(torch.sin), Sines(torch.cos), draw(4, 8), seeds=1).first_divergence.hint
+    assert hint.endswith(" both sides agree in part")
+
+
+def test_a_bound_that_drawn_numbers_do_not_reach_is_not_left_out():
+    """Without the narrow bound both agree on numbers below the wide one, and not on larger ones."""
+    sides = [
+        parity.function(lambda w, x, bound=bound: x.clamp(-bound, bound) * 2 + x.sin(), {}, framework="torch")
+        for bound in (9.0, 1.0)
+    ]
+    hint = parity.compare(*sides, draw(4, 7), seeds=1).first_divergence.hint
+    assert "no clamp" not in hint
 
 
 def test_an_operation_that_is_missing_comes_before_a_number_that_makes_up_for_it():

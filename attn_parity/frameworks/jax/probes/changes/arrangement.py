@@ -94,7 +94,21 @@ def of_parts(program: Program) -> Iterator[ProgramChange]:
             for at in program.takes.get(part, ()):
                 if at not in {operation.at for operation, _ in members}:
                     replaced = {at: _with_other(program.operations[at], part, number)}
-                    yield ProgramChange(f"part {names[other]} of {count} for part {names[mine]}", at, replaced)
+                    text = _overlap(members[mine][0], members[other][0]) or (
+                        f"part {names[other]} of {count} for part {names[mine]}"
+                    )
+                    yield ProgramChange(text, at, replaced)
+
+
+def _overlap(mine: Operation, other: Operation) -> str:
+    """Describe one slice for another if they have elements in common along one axis alone; "" if not."""
+    if not mine.name == other.name == "slice":
+        return ""
+    starts, others = (one.params["start_indices"] for one in (mine, other))
+    axes = [axis for axis, (one, two) in enumerate(zip(starts, others, strict=True)) if one != two]
+    if len(axes) != 1 or abs(starts[axes[0]] - others[axes[0]]) >= mine.shape.shape[axes[0]]:
+        return ""
+    return f"the slice from {others[axes[0]]} for the one from {starts[axes[0]]} along axis {axes[0]}"
 
 
 def _numbered(program: Program, members: Sequence[tuple[Operation, int]]) -> tuple[list[int], int]:

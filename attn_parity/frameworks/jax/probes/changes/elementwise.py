@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jax.extend import core
 
-from .....hints.changes import EXCHANGED, ROUNDINGS, binaries, comparisons, functions, logsumexps, softmaxes
+from .....hints.changes import (
+    COMPARISONS,
+    EXCHANGED,
+    ROUNDINGS,
+    binaries,
+    comparisons,
+    functions,
+    logsumexps,
+    softmaxes,
+)
 from .....hints.layers import ACTIVATIONS
 from .....sides.subject import Array
 from .program import Atom, Operation, Program, ProgramChange, Read, Results, Value, Ways, literals, sampled
@@ -26,6 +35,8 @@ _ARITHMETIC = ("add", "sub", "mul", "div", "dot_general")
 
 
 _MISSING = ("ReLU", "SiLU", "GELU by erf", "GELU by tanh", "tanh", "sigmoid")
+
+TRIANGLES = ("tril", "triu", "tri")
 
 MOST_NUMBERS = 6
 """Most numbers of one line that are exchanged."""
@@ -160,6 +171,14 @@ def _of_logsumexp(program: Program, operation: Operation) -> Iterator[ProgramCha
 def of_comparison(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     """Yield other comparisons."""
     if all(hasattr(item, "dtype") and item.dtype.kind in "iuf" for item in operation.shapes):
+        name = next((name for name in operation.library_calls if name in TRIANGLES), "")
+        if name:  # their comparison is not in the user's code; a bound that is higher is a diagonal that is lower
+            for text, shift in ((f"a diagonal 1 higher in {name}", -1), (f"a diagonal 1 lower in {name}", 1)):
+                compare = COMPARISONS[operation.name][0]
+                yield operation.computed(
+                    text, lambda left, right, shift=shift, compare=compare: compare(left, right + shift)
+                )
+            return
         ways = functools.partial(comparisons, operation.name)
         names = sampled(ways, operation.shapes)
         yield from operation.named(names, lambda read: ways(*(np.asarray(read(item)) for item in operation.operands)))
@@ -207,7 +226,8 @@ def _filled(index: int, number: float, *operands: Array) -> list[Array]:
 def of_positions(program: Program, operation: Operation) -> Iterator[ProgramChange]:
     """Yield positions that begin elsewhere, and other whole numbers that are made of them, such as exponents."""
     shape = operation.shape
-    if getattr(shape, "dtype", np.dtype(bool)).kind not in "iu" or not shape.shape:
+    is_counted = getattr(shape, "dtype", np.dtype(bool)).kind in "iu" and shape.shape
+    if not is_counted or not {*operation.library_calls}.isdisjoint(TRIANGLES):
         return
     what = "positions" if operation.name in ("iota", "add", "cumsum") else "whole numbers"
     yield operation.followed(f"{what} 1 higher", lambda item: item + np.asarray(1, item.dtype))

@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import core
 
 from .....hints.changes import in_run
-from .....stack import CallSite, call_site, located, user_line
+from .....stack import CallSite, StackLine, call_site, located, user_line
 from ..numpy_interpreter import Interpreter, inline, lines_of
 
 _COUNTING = ("_mean", "_var", "_std", "_average")
@@ -146,10 +146,14 @@ class Operation:
     @property
     def is_of_algorithm(self) -> bool:
         """Whether a library's algorithm calls for it, such as a factorisation: a user could not change it there."""
-        lines = [*lines_of(self.equation)]
-        line = user_line(lines, {})
-        inner = lines if line is None else lines[: lines.index(line)]
-        return any(part in one.file and one.function != "norm" for one in inner for part in _ALGORITHMS)
+        inner = _inner(lines_of(self.equation))
+        return any(part in line.file and line.function != "norm" for line in inner for part in _ALGORITHMS)
+
+    @property
+    def library_calls(self) -> list[str]:
+        """Functions of libraries between it and the user's code, the outermost first."""
+        lines = [line for one in (self.equation, *reversed(self.callers)) for line in lines_of(one)]
+        return [line.function for line in reversed(_inner(lines))]
 
     def described(self, text: str) -> str:
         """Return the description of a change; it mentions the axis of `jax.vmap` where the axes include it."""
@@ -224,8 +228,7 @@ class Program:
         for operation in self.operations:
             if not operation.callers:
                 lines = [*lines_of(operation.equation)]
-                line = user_line(lines, {})
-                inner = [] if line is None else lines[: lines.index(line)]
+                line, inner = user_line(lines, {}), _inner(lines)
                 if line is not None and inner:
                     groups.setdefault((inner[-1].function, line.instruction or line.number), []).append(operation)
         for (name, _), members in groups.items():
@@ -268,6 +271,13 @@ class Program:
                 return None
             atom = operation.operands[0]
         return None
+
+
+def _inner(lines: Iterable[StackLine]) -> list[StackLine]:
+    """Return the lines inside the user's innermost one, or all."""
+    every = [*lines]
+    line = user_line(every, {})
+    return every if line is None else every[: every.index(line)]
 
 
 def literals(operation: Operation) -> Iterator[tuple[int, float]]:
