@@ -217,7 +217,7 @@ def judge(
 
 
 def _hint(runner: Live, judgement: Judged, evidence: object, divergence: Divergence, *, is_meaning: bool) -> str:
-    """Return what was shown of a localised difference at its place, "" if nothing was."""
+    """Return the hint at a localised difference, "" without one."""
     is_forward = divergence.direction == "forward"
 
     def probe() -> str:

@@ -1,8 +1,8 @@
-"""Say what was shown of a difference: settings that differ, and relations between the numbers of both sides.
+"""Hints at a difference: settings that differ, and relations between the numbers of both sides.
 
 In: inputs, outputs, weights and settings of one submodule or gap on both sides (`Evidence`). Out: one line, or "". Pure
-NumPy. A hint says what each side computes, with which change both agree, or a relation of the numbers;
-all hold on fresh weights and inputs, too. It names no cause that was not shown.
+NumPy. A hint names the computation of each side, a change with which both agree, or a relation of the numbers;
+all hold on fresh weights and inputs, too. It names no cause without such evidence.
 
 settings    attributes of layers under one name for all frameworks, and the meaning of a difference
 relations   relations between two tensors: a ratio, an order, a shift

@@ -1,4 +1,4 @@
-"""The numbers at the place of a fault, and the line of what was shown of them."""
+"""The numbers at the place of a fault, and the hint that they give."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def hint_for(
     numbers: bool = True,
     probe: Callable[[], str] = lambda: "",
 ) -> str:
-    """Return what was shown of a difference at its place, "" if nothing is recognised.
+    """Return the hint at a difference, "" if nothing is recognised.
 
     Args:
         evidence: an `Evidence`, or an object with the same attributes.

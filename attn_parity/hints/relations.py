@@ -1,6 +1,6 @@
 """Relations between two tensors: each function returns a sentence if its relation holds, "" if it does not.
 
-A sentence says what holds of the numbers, and no cause: several causes have each relation.
+A sentence names the relation and no cause: several causes have each.
 """
 
 from __future__ import annotations

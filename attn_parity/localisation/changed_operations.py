@@ -76,15 +76,15 @@ class ChangedOperations:
         """Return the two inputs with which both sides agree if one side takes each for the other, for a message."""
         inputs = [group.second[0] for group in match_inputs(self.calls) if len(group.second) == 1][:MOST_INPUTS]
         leaves = self.calls["second"].arguments.leaves
-        pairs = ((one, two) for one, two in itertools.combinations(inputs, 2) if leaves[one].shape == leaves[two].shape)
+        pairs = [pair for pair in itertools.combinations(inputs, 2) if leaves[pair[0]].shape == leaves[pair[1]].shape]
         label = shown(self.sides.labels["second"])
-        return [f"inputs {one} and {two} exchanged in {label}" for one, two in pairs if self._agree_exchanged(one, two)]
+        return [f"inputs {i} and {j} exchanged in {label}" for i, j in pairs if self._agree_exchanged(i, j)]
 
-    def _agree_exchanged(self, one: int, two: int) -> bool:
+    def _agree_exchanged(self, i: int, j: int) -> bool:
         with contextlib.suppress(*FAILURES):  # code may refuse the other input
             for runner, arguments, made in self._samples:
                 leaves = list(arguments["second"].leaves)
-                leaves[one], leaves[two] = leaves[two], leaves[one]
+                leaves[i], leaves[j] = leaves[j], leaves[i]
                 run = runner.run("second", self.paths["second"], arguments["second"].with_leaves(leaves))
                 if not agree(run.outputs, self._wanted("second", made)):
                     return False
@@ -112,10 +112,12 @@ class ChangedOperations:
 
     @functools.cached_property
     def _samples(self) -> list[tuple[SubmoduleRunner, dict[Side, Arguments], dict[Side, Sequence[Array]]]]:
-        """What runs the sides, their arguments and their outputs; of the wider inputs only where these are finite."""
+        """The runner, arguments and outputs of each sample; wider inputs only where the outputs are finite."""
         samples: list[tuple[SubmoduleRunner, dict[Side, Arguments], dict[Side, Sequence[Array]]]] = []
         for runner, arguments in self._fed():
-            made = {side: runner.run(side, self.paths[side], arguments[side]).outputs for side in SIDES}
+            made: dict[Side, Sequence[Array]] = {
+                side: runner.run(side, self.paths[side], arguments[side]).outputs for side in SIDES
+            }
             if not samples or all(np.isfinite(each).all() for side in SIDES for each in made[side]):
                 samples.append((runner, arguments, made))
         return samples

@@ -280,7 +280,7 @@ class Divergence:
         direction: ``forward`` or ``backward``.
         message: the difference, in one line.
         between: the two submodules of `path` around the fault, if it is in the code between them.
-        hint: what was shown of the difference at its place, in one line.
+        hint: a change with which the sides agree at the place, or a relation of their numbers, in one line.
         second_label: label of the second side.
         candidates: the locations that were not excluded, this one first.
         first_name: class of the whole first side.

@@ -91,10 +91,11 @@ class TorchCall:
 
 
 def numbers_of(call: TorchCall) -> Iterator[tuple[int | str, float]]:
-    """Yield the position or keyword, and the value, of the numbers that code gives a call; sizes are no numbers."""
+    """Yield the position or keyword, and the value, of the numbers that code gives a call, sizes left out."""
     if not isinstance(call.result, Tensor) or not call.result.dtype.is_floating_point:
         return
-    for key, number in (*enumerate(call.args), *call.kwargs.items()):
+    keys: list[int | str] = [*range(len(call.args)), *call.kwargs]
+    for key, number in zip(keys, (*call.args, *call.kwargs.values()), strict=True):
         is_number = type(number) is float or (type(number) is int and call.name in ARITHMETIC)
         if is_number and key not in UNTRIED and np.isfinite(number):
             yield key, float(number)
@@ -147,7 +148,7 @@ def ways_of(call: TorchCall) -> Ways:
     if name == "sub" and plain.dtype.kind in "iu" and len(tensors) == 2:
         yield EXCHANGED, _array(tensors[1]) - operand
     if name in ("tril", "triu"):
-        diagonal = call.kwargs.get("diagonal", call.args[1] if len(call.args) > 1 else 0)
+        diagonal = int([*call.args[1:2], *call.kwargs.values(), 0][0])
         for word, step in (("higher", 1), ("lower", -1)):
             yield f"a diagonal 1 {word} in {name}", getattr(np, name)(operand, diagonal + step)
     if plain.dtype.kind != "f" or operand.dtype.kind != "f":
@@ -224,7 +225,7 @@ def _defaults(call: TorchCall) -> Ways:
 
 
 def _other_axes(call: TorchCall) -> Ways:
-    """Yield the results of a function along other axes; reductions have changes of their own."""
+    """Yield the results of a function along other axes; those of reductions are tried elsewhere."""
     operand = call.args[0] if call.args else None
     options = dict(call.kwargs)
     if inspect.isfunction(call.func):  # as those of `torch.nn.functional`, whose axis may be the default
@@ -258,8 +259,8 @@ def _products(call: TorchCall) -> Ways:
     equation = call.args[0].replace(" ", "") if isinstance(call.args[0], str) else ""
     terms = re.split(r"(,|->)", equation)
     for at, term in enumerate(terms):
-        for one, two in itertools.combinations(dict.fromkeys(filter(str.isalpha, term)), 2):
-            turned = term.translate({ord(one): two, ord(two): one})
+        for left, right in itertools.combinations(dict.fromkeys(filter(str.isalpha, term)), 2):
+            turned = term.translate({ord(left): right, ord(right): left})
             other = "".join([*terms[:at], turned, *terms[at + 1 :]])
             with torch.no_grad(), contextlib.suppress(Exception):  # sizes of axes may differ
                 value = torch.einsum(other, *call.args[1:])

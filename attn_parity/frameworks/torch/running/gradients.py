@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 from ....hints.changes import MOST_FITTING, PER_OPERATION, Budget, stopped
 from ....sides.subject import GradientSample, Run
 from ....stack import CallSite, call_site, live
-from .operations import WORK, Value, call_name, grouped, run_of, written_at
+from .call_changes import Value
+from .operations import WORK, call_name, grouped, run_of, written_at
 
 
 @dataclasses.dataclass(frozen=True)

@@ -188,8 +188,8 @@ def _fitting_numbers(
     if calls[0].site is None:  # in a library's own code a number fits by chance
         return
     shared = set.intersection(*(set(numbers_of(call)) for call in calls))
-    both = [((key, other), own) for key, own in shared for other, number in shared if 0 < own == -number]
-    for keys, own in [*both, *(((key,), own) for key, own in sorted(shared, key=str))]:
+    bounds = [((key, other), own) for key, own in shared for other, number in shared if 0 < own == -number]
+    for keys, own in [*bounds, *(((key,), own) for key, own in sorted(shared, key=str))]:
 
         def rest(value: float, keys: Collection[int | str] = keys, own: float = own) -> Array | None:
             outputs = results(0, group, with_number(keys, own, value))

@@ -82,7 +82,8 @@ class Operation:
     callers: tuple[Jaxpr, ...]
 
     def __post_init__(self) -> None:
-        self.name, self.params = self.equation.primitive.name, self.equation.params
+        self.name: str = self.equation.primitive.name
+        self.params = self.equation.params
         self.called = tuple(str(caller.params.get("name") or "") for caller in self.callers)
 
     @property
@@ -223,8 +224,8 @@ class Program:
         return [number(atom) for atom in jaxpr.outvars]
 
     def _library_calls(self) -> Iterator[tuple[str, int, Atom, int]]:
-        """Yield the calls of library functions that JAX does not trace by themselves, of one value and to one value."""
-        groups: dict[object, list[Operation]] = {}
+        """Yield the calls of library functions without a program in JAX, of one value and to one value."""
+        groups: dict[tuple[str, object], list[Operation]] = {}
         for operation in self.operations:
             if not operation.callers:
                 lines = [*lines_of(operation.equation)]

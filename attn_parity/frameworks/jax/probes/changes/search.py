@@ -240,7 +240,7 @@ class ChangedPrograms(Interpreter):
         """Yield the numbers in code, their operations, and changes to others: all equal ones of a line, then each.
 
         Those in a library's own code would fit by chance. Of loops with the same code all are changed, then each; the
-        fourth item says which, if one alone.
+        fourth item is the number of the loop, if it is changed alone.
         """
         loops = self._loops()
         single = [([loop], in_run(at, len(some))) for some in loops if len(some) > 1 for at, loop in enumerate(some)]
