@@ -12,7 +12,7 @@ from ..results.findings import Candidate, Side
 from ..sides.subject import Arguments, Array, Call, Substitute
 from ..verdict.criterion import precision_used
 from ..verdict.measures import Measure
-from .between import Direction, PairedCall, calls_inside, located, next_of, steps_of
+from .between import Direction, PairedCall, calls_inside, is_among, located, next_of, steps_of
 from .forcing import Feed, Paths, compare_freely, run_both
 from .leaves import (
     LeafGroup,
@@ -265,6 +265,16 @@ class Narrowing:
         pairs = {child.path: child.second_path for child in children if child.path and child.second_path}
         exchanged = {child.path for child in children if child.path and child.exchanged}
         return steps_of(pairs, inside, exchanged, loose=loose)
+
+    def ends_in_more(self, parent: Node, node: Node) -> bool:
+        """Return whether a submodule ends in another, as an activation, that its counterpart leaves to other code."""
+        ends = []
+        for side, call in node.calls[0].items() if node.calls else ():
+            inner = calls_inside(self._calls[side], node.paths[side], call)
+            below = [part for part in inner if part.path.startswith(f"{node.paths[side]}.")]
+            last = max(below, key=lambda part: part.order, default=call)
+            ends.append(all(is_among(output, last.outputs) for output in call.outputs))
+        return all(ends) and any(self.behind_a_part(parent, node))
 
     def behind_a_part(self, parent: Node, node: Node) -> Iterator[Candidate]:
         """Yield the code behind a submodule, if its counterpart returns what only a part of it computes.

@@ -354,7 +354,7 @@ class _Search:
         if bad and direction == "forward" and self.aim == "meaning":
             bad = self._unhealed(node, bad)
             # What one side computes in a submodule the other may compute behind it: no difference by itself.
-            whole = [child for child in bad if not any(self.narrowing.behind_a_part(node, child))]
+            whole = [child for child in bad if not self.narrowing.ends_in_more(node, child)]
             bad = whole if whole or self.narrowing.narrowed(node, direction).candidates else bad
         # The first in the direction of the pass: gradients arrive from the last call.
         return (min if direction == "forward" else max)(bad, key=lambda child: child.order) if bad else None
