@@ -250,16 +250,22 @@ class RelativeBias:
         at which the range would end exactly may so be in the range before.
         """
         exact, ranges = self.num_exact, self.num_per_direction - self.num_exact
-        growth, single = self.max_distance / exact, np.float32
-        whole = single(math.log(growth))
+        growth = self.max_distance / exact
+        whole = _single(math.log(growth))
         # T5 has bucket exact + floor(log(distance / exact) / log(max_distance / exact) * ranges); solved for the
         # distances at which the floor steps up.
         ends = []
         for k in range(1, ranges):
             end = math.ceil(exact * growth ** (k / ranges) * (1.0 - 1e-12))
-            steps = single(math.log(single(end) / single(exact))) / whole * single(ranges)
+            steps = _single(_single(_single(math.log(_single(end / exact))) / whole) * ranges)
             ends.append(end + int(steps < k))
         return [*range(1, exact + 1), *ends]
+
+
+def _single(number: float) -> float:
+    """Round a number to float32 by arithmetic, which torch.compile takes for a constant, as it does not NumPy's."""
+    mantissa, exponent = math.frexp(number)
+    return math.ldexp(round(math.ldexp(mantissa, 24)), exponent - 24)
 
 
 Sinusoids = Literal["transformer", "tensor2tensor"]
