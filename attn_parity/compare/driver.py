@@ -225,7 +225,8 @@ def _hint(runner: Live, judgement: Judged, evidence: object, divergence: Diverge
 
     hint = ""
     if is_meaning and not judgement.mesh:
-        hint = on_masked_rows(runner, judgement.furthest) or on_mask_senses(runner, judgement.furthest)
+        samples = judgement.furthest, runner.sample(FRESH)
+        hint = on_masked_rows(runner, *samples) or on_mask_senses(runner, *samples)
     if judgement.mesh:
         hint = _hint_of_devices(runner, judgement, evidence, divergence)
     if evidence is not None and not hint:

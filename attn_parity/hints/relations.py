@@ -234,23 +234,25 @@ def _multiples(case: Case) -> str:
     """Recognise rows, or channels behind a shift, that are each a multiple of the other side's, as behind norms."""
     if case.first.ndim < 2 or case.first.shape[-1] < 2 or case.is_gradient:
         return ""
-    first_numbers, second_numbers, affine = _without_affine(case)
-    if float(np.ptp(first_numbers)) <= FIT * case.scale:  # any number is a multiple of another
-        return ""
-    rows = (
-        first_numbers.reshape(-1, first_numbers.shape[-1])[:ROWS],
-        second_numbers.reshape(-1, second_numbers.shape[-1])[:ROWS],
-    )
-    if all(float(np.ptp(first)) <= FIT * case.scale for first in rows[0]):  # as of a mean that is repeated
-        return ""
-    factors = _factors(*rows)
-    if factors is not None:
-        return f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s{affine}, {_span(factors)} times"
-    if len(rows[0]) < 4:
-        return ""
-    factors = _factors(*(np.ascontiguousarray((one - one.mean(axis=0)).T) for one in rows))
-    what = f"a multiple of {case.labels[0]}'s, shifted{affine}"
-    return "" if factors is None else f"each channel of {case.labels[1]} is {what}"
+    without_affine = _without_affine(case)
+    for first, second, affine in ((case.first, case.second, ""), *([without_affine] if without_affine[2] else [])):
+        if float(np.ptp(first)) <= FIT * case.scale:  # any number is a multiple of another
+            continue
+        rows = first.reshape(-1, first.shape[-1])[:ROWS], second.reshape(-1, second.shape[-1])[:ROWS]
+        if all(float(np.ptp(row)) <= FIT * case.scale for row in rows[0]):  # as of a mean that is repeated
+            continue
+        factors = _factors(*rows)
+        if factors is not None:
+            return f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s{affine}, {_span(factors)} times"
+        if len(rows[0]) < 4:
+            continue
+        factors = _factors(*(np.ascontiguousarray(part.T) for part in rows))
+        what = f"each channel of {case.labels[1]} is a multiple of {case.labels[0]}'s"
+        if factors is not None:
+            return f"{what}{affine}, {_span(factors)} times"
+        if _factors(*(np.ascontiguousarray((part - part.mean(axis=0)).T) for part in rows)) is not None:
+            return f"{what}, shifted{affine}"
+    return ""
 
 
 def _factors(first: Array, second: Array) -> Array | None:

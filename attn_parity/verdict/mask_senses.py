@@ -18,30 +18,39 @@ MAX_TRIALS = 8
 """Most masks that are changed; each costs a run of one side."""
 
 
-def on_mask_senses(runner: Live, sample: Sample) -> str:
+def on_mask_senses(runner: Live, sample: Sample, fresh: Sample) -> str:
     """Return the change of a mask on one side that makes both agree, "" if none does.
 
     Args:
         runner: runs both sides.
         sample: numbers on which they differ, masks among them.
+        fresh: other numbers with the same masks, on which they must agree by the change, too.
     """
     pair = runner.pair
     if pair.effort.large or pair.lacks or pair.train:
         return ""
-    runs = {side: runner.exact(side, sample, pair.dtype) for side in SIDES}
-    for trial, (side, text, changed) in enumerate(_changed(runner, sample)):
+    for trial, changes in enumerate(zip(_changed(runner, sample), _changed(runner, fresh), strict=True)):
         if trial == MAX_TRIALS:
             break
-        try:
-            moved = {**runs, side: runner.exact(side, changed, pair.dtype)}
-        except (ModuleFailedError, CannotPromoteError):  # code that refuses the other mask
-            continue
-        tensors = list(pair.aligned(*(moved[each] for each in SIDES)).values())
-        outputs = [one for one in tensors if one.kind == "output"]
-        gradients = [one for one in tensors if one.kind != "output"]
-        if all(are_same([one.first for one in some], [one.second for one in some]) for some in (outputs, gradients)):
-            return text
+        if all(_agree(runner, of_sample, side, changed)
+               for of_sample, (side, _, changed) in zip((sample, fresh), changes, strict=True)):  # fmt: skip
+            return changes[0][1]
     return ""
+
+
+def _agree(runner: Live, sample: Sample, changed_side: Side, changed: Sample) -> bool:
+    """Return whether both sides agree where one of them runs on a changed sample."""
+    pair = runner.pair
+    try:
+        runs = [runner.exact(side, changed if side == changed_side else sample, pair.dtype) for side in SIDES]
+    except (ModuleFailedError, CannotPromoteError):  # code that refuses the other mask
+        return False
+    tensors = list(pair.aligned(*runs).values())
+    outputs = [tensor for tensor in tensors if tensor.kind == "output"]
+    gradients = [tensor for tensor in tensors if tensor.kind != "output"]
+    return all(
+        are_same([tensor.first for tensor in some], [tensor.second for tensor in some]) for some in (outputs, gradients)
+    )
 
 
 def _changed(runner: Live, sample: Sample) -> Iterator[tuple[Side, str, Sample]]:

@@ -249,6 +249,13 @@ PLANTED = {
         normed(X.reshape(-1, 16).T, ddof=1, weight=1, bias=0).T,
         [],
         {},
+        "each channel of Flax is a multiple of torch's, 0.97",
+    ),
+    "channels times numbers, and shifted": (
+        X.reshape(-1, 16),
+        X.reshape(-1, 16) * np.arange(2.0, 18.0) + np.arange(16.0, 0.0, -1.0),
+        [],
+        {},
         "each channel of Flax is a multiple of torch's, shifted",
     ),
     "interleaved heads": (
