@@ -164,9 +164,7 @@ class DifferentialAttention(Layer):
                 return array
             return rearrange(array, "b (n p g) t s -> b (p n g) t s", n=2, p=pairs)
 
-        return as_mask(attention_mask).with_arrays(
-            lambda array: order(torch.as_tensor(array, device=getattr(array, "device", "cpu")))
-        )
+        return as_mask(attention_mask).with_arrays(lambda array: order(functional.as_tensor(array)))
 
     def init_cache(self, batch_size: int, capacity: int) -> KeyValueCache:
         """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.

@@ -6,14 +6,15 @@ back to the scores of a fully masked row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
 from ..pair import SIDES
 from ..samples.sampling import Sample
 from ..sides.arrays import is_float, wide
-from ..sides.subject import Array, Run
+from ..sides.subject import Array, CannotPromoteError, ModuleFailedError, Run
 from .measures import scale_of
 from .runner import Live
 
@@ -42,7 +43,7 @@ def on_masked_rows(runner: Live, sample: Sample, fresh: Sample) -> str:
         return ""
     runs = [runner.exact(side, sample, pair.dtype) for side in SIDES]
     tried: list[Array] = []
-    for rows in _rows(sample, pair.subject("first").argument_names):
+    for rows in _rows(runner, sample):
         if rows.all():  # a mask in the wrong sense; without any row, everything agrees
             continue
         kept = [_kept(rows, one) for one in runs[0].outputs]
@@ -101,9 +102,9 @@ def _kept(rows: Array, output: Array) -> Array | None:
     return np.broadcast_to(~spread, output.shape)
 
 
-def _rows(sample: Sample, names: Sequence[str]) -> Iterator[Array]:
+def _rows(runner: Live, sample: Sample) -> Iterator[Array]:
     """Yield the rows ``(batch, position)`` that may see no key, by every mask among the inputs of the first side."""
-    arguments = sample.arguments["first"]
+    arguments, names = sample.arguments["first"], runner.pair.subject("first").argument_names
     for leaf, name in zip(arguments.leaves, arguments.named(names), strict=True):
         for visible in _visible(leaf, is_named="mask" in name.lower()):
             if visible.ndim > 2 and visible.size == visible.shape[0] * visible.shape[-1]:  # (batch, 1, 1, keys)
@@ -116,12 +117,45 @@ def _rows(sample: Sample, names: Sequence[str]) -> Iterator[Array]:
                     while rows.ndim > 2:  # heads
                         rows = np.asarray(rows.any(1))
                     yield np.atleast_2d(rows)
-            if visible.ndim == 2:  # (batch, keys)
+            if visible.ndim == 2 and _hides(runner, sample, visible):  # (batch, keys)
                 # Rows before the first visible key, which causal attention leaves without any; then hidden tokens; then
                 # sequences that are hidden as a whole.
                 yield ~np.logical_or.accumulate(visible, -1)
                 yield ~visible
                 yield np.logical_not(visible.any(-1, keepdims=True))
+
+
+def _hides(runner: Live, sample: Sample, visible: Array) -> bool:
+    """Return whether the first side reads a mask so: results of shown tokens follow shown tokens, not hidden ones.
+
+    In the opposite sense nearly all rows would see no key, and any difference would be theirs.
+    """
+    call, results = sample.arguments["first"], []
+    others = [[_with_others(leaf, kept) for leaf in call.leaves] for kept in (visible, ~visible)]
+    if any(all(old is new for old, new in zip(call.leaves, leaves, strict=True)) for leaves in others):
+        return False
+    for leaves in (call.leaves, *others):
+        moved = dataclasses.replace(sample, arguments={**sample.arguments, "first": call.with_leaves(leaves)})
+        try:
+            outputs = runner.exact("first", moved, runner.pair.dtype).outputs
+        except (ModuleFailedError, CannotPromoteError):
+            return False
+        kept = [_kept(~visible, output) for output in outputs]
+        results.append([
+            np.where(True if keep is None else keep, wide(output), 0.0)
+            for keep, output in zip(kept, outputs, strict=True)
+        ])  # fmt: skip
+    given, without_hidden, without_shown = results
+    return are_same(given, without_hidden) and not are_same(given, without_shown)
+
+
+def _with_others(leaf: Array, visible: Array) -> Array:
+    """Return numbers with others at the hidden tokens, where they have a row or a whole number for each token."""
+    if leaf.shape[:2] != visible.shape or np.isin(leaf, (0, 1)).all():
+        return leaf
+    moved = np.flip(np.roll(leaf, 1, axis=1), axis=0)
+    spread = visible.reshape(*visible.shape, *([1] * (leaf.ndim - 2)))
+    return leaf if np.array_equal(np.where(spread, leaf, moved), leaf) else np.where(spread, leaf, moved)
 
 
 def _visible(leaf: Array, *, is_named: bool) -> Iterator[Array]:

@@ -226,9 +226,7 @@ def mask_shape(attention_mask: object) -> tuple[int, int] | None:
 def _shape_of(attention_mask: object) -> tuple[int, ...] | None:
     """Return the shape of a mask that is an array or nested lists; None of a description."""
     array = _array_of(attention_mask)
-    return (
-        None if array is None else functional.shape_of(torch.as_tensor(array, device=getattr(array, "device", "cpu")))
-    )
+    return None if array is None else functional.shape_of(functional.as_tensor(array))
 
 
 def _array_of(attention_mask: object) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 
 import numpy as np
@@ -34,27 +35,60 @@ def test_outputs_and_all_gradients_must_agree_on_other_rows(part, change):
     assert masked_rows._agree(runner, None, list(runs.values()), [np.array([True, True, False])]) == agrees
 
 
-@pytest.mark.parametrize("elsewhere", [0.0, 0.5])
-def test_other_rows_must_agree_on_fresh_numbers_too(elsewhere):
-    """Hard inputs give one key all the weight: rows that differ on ordinary numbers agree there."""
-    visible = np.array([[1, 1, 1], [0, 1, 1]])
-    difference = np.where([[0, 0, 0], [1, 0, 0]], 1.0, 0.0)
+VISIBLE = np.array([[True, True, True], [False, True, True]])
+
+
+def runner_of(difference, elsewhere=0.0, inverted=False):
+    """Return a runner of sides that add up what they see and differ by `difference`, on fresh numbers elsewhere too."""
+    mask = ~VISIBLE if inverted else VISIBLE
 
     def run(side, sample, *_):
-        moved = 0.0 if side == "first" else difference + (elsewhere if sample.is_fresh else 0.0)
-        return types.SimpleNamespace(
-            outputs=[np.arange(6.0).reshape(2, 3) + moved], parameter_gradients={}, input_gradients=[]
-        )
+        x = sample.arguments["first"].leaves[1]
+        seen = (x * mask[..., None]).sum(1, keepdims=True) + x
+        moved = 0.0 if side == "first" else (difference + (elsewhere if sample.is_fresh else 0.0))[..., None]
+        output = np.where(mask[..., None], seen, 0.0) + moved
+        return types.SimpleNamespace(outputs=[output], parameter_gradients={}, input_gradients=[])
 
-    call = types.SimpleNamespace(leaves=[visible], named=lambda names: names)
-    samples = [types.SimpleNamespace(arguments={"first": call}, is_fresh=is_fresh) for is_fresh in (False, True)]
     pair = types.SimpleNamespace(
         dtype="float32",
         effort=types.SimpleNamespace(large=False),
         lacks={},
         train=False,
         pairing=types.SimpleNamespace(aligned=lambda gradients, side: gradients),
-        subject=lambda side: types.SimpleNamespace(argument_names=["attention_mask"]),
+        subject=lambda side: types.SimpleNamespace(argument_names=["attention_mask", "x"]),
     )
-    runner = types.SimpleNamespace(pair=pair, exact=run, of_part=lambda side, sample, dtype, kept: run(side, sample))
-    assert bool(masked_rows.on_masked_rows(runner, *samples)) == (elsewhere == 0.0)
+    return types.SimpleNamespace(pair=pair, exact=run, of_part=lambda side, sample, dtype, kept: run(side, sample))
+
+
+@dataclasses.dataclass
+class Call:
+    leaves: list
+
+    def named(self, names):
+        return names
+
+    def with_leaves(self, leaves):
+        return Call(leaves)
+
+
+@dataclasses.dataclass
+class Sample:
+    arguments: dict
+    is_fresh: bool
+
+
+SAMPLES = [Sample({"first": Call([VISIBLE, np.random.default_rng(n).normal(size=(2, 3, 4))])}, n > 0) for n in (0, 1)]
+HIDDEN = np.where(VISIBLE, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("elsewhere", [0.0, 0.5])
+def test_other_rows_must_agree_on_fresh_numbers_too(elsewhere):
+    """Hard inputs give one key all the weight: rows that differ on ordinary numbers agree there."""
+    runner = runner_of(HIDDEN, elsewhere)
+    assert bool(masked_rows.on_masked_rows(runner, *SAMPLES)) == (elsewhere == 0.0)
+
+
+def test_rows_that_see_keys_are_not_taken_for_rows_without():
+    """In the sense in which the side does not read the mask, the rows that differ would be those without a key."""
+    assert masked_rows.on_masked_rows(runner_of(1.0 - HIDDEN), *SAMPLES) == ""
+    assert masked_rows.on_masked_rows(runner_of(1.0 - HIDDEN, inverted=True), *SAMPLES) != ""

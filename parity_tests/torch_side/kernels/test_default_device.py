@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,12 @@ needs_kernels = pytest.mark.skipif(
 )
 NAMES = [pytest.param("cpu_flash", marks=needs_kernels), "windowed", "sdpa", "by_rows", "reference"]
 WINDOW = masks.sliding_window(9) & torch.arange(70)[None].ge(3)
+
+
+class HasDevice(np.ndarray):
+    """An array whose `device` is none of torch's, as JAX's arrays have."""
+
+    device = object()
 
 
 def gradients(name, **options):
@@ -51,4 +58,6 @@ def test_masks_of_dropout_are_drawn_where_the_inputs_are(name, rng):
 def test_modules_take_masks_where_their_inputs_are(name):
     module, x = modules.make_example(torch_backend, name)
     x, mask = torch.from_numpy(x), torch.from_numpy(modules.PADDING)
-    same_on_another_device(lambda: [module(x, attention_mask=mask), module(x, attention_mask=modules.PADDING)])
+    foreign = modules.PADDING.view(HasDevice)
+    masks_of_all = mask, modules.PADDING, foreign
+    same_on_another_device(lambda: [module(x, attention_mask=each) for each in masks_of_all])

@@ -52,7 +52,8 @@ WRONG = {
     "needs arguments": (
         ["bad.py:needs", "theirs.py:make", *SHAPE],
         "bad.py:needs needs arguments (size), and a factory is called without any; add a line such as: "
-        "def make(): return needs(size=...), and give bad.py:make\n",
+        "def make(): return needs(size=...), and give bad.py:make; to judge the function itself: "
+        "def make(): return attn_bridge.parity.function(lambda _, *x: needs(*x), {})\n",
     ),
     "a number": (["bad.py:number", PAIR[1], *SHAPE], "bad.py:number must give a torch.nn.Module, an nnx.Module, "),
     "a function and weights": (

@@ -128,6 +128,7 @@ ONLY = {
     },
     "kimi_linear": {"hidden_act": "silu", "tie_word_embeddings": False},
     "nemotron_h": {"tie_word_embeddings": False},
+    "dbrx": {"tie_word_embeddings": False, "attn_config": {"rope_theta": 321.0, "kv_n_heads": 2, "clip_qkv": 0.7}},
     **{name: {"hidden_act": "silu"} for name in MAMBAS},
 }
 """What a family takes one value of."""
