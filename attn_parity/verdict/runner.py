@@ -173,9 +173,11 @@ class Live:
             try:
                 promoted: Run = pair.subject(side).run(weights, arguments, dtype="float64")
             except CannotPromoteError as error:
+                # Where its own precision fails, too, these numbers are the reason, such as NaN, and float64 is not.
+                own: Run = pair.subject(side).run(weights, arguments)
                 pair.lacks[side] = str(error)
-            else:
-                return promoted
+                return own
+            return promoted
         run: Run = pair.subject(side).run(weights, arguments)
         return run
 
