@@ -145,8 +145,8 @@ def _hides(runner: Live, sample: Sample, visible: Array) -> bool:
             np.where(True if keep is None else keep, wide(output), 0.0)
             for keep, output in zip(kept, outputs, strict=True)
         ])  # fmt: skip
-    given, without_hidden, without_shown = results
-    return are_same(given, without_hidden) and not are_same(given, without_shown)
+    unchanged, without_hidden, without_shown = results
+    return are_same(unchanged, without_hidden) and not are_same(unchanged, without_shown)
 
 
 def _with_others(leaf: Array, visible: Array) -> Array:
