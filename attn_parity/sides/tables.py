@@ -161,6 +161,7 @@ class Branches:
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, str, str], set[bool]] = {}
+        self._compared: dict[tuple[str, str], tuple[set[bool], set[int]]] = {}
 
     def choose(self, name: str, where: str, condition: Array, first: Array | None, second: Array | None) -> None:
         """Note a choice between numbers by a condition; None for branches whose numbers are not known."""
@@ -197,13 +198,17 @@ class Branches:
         uniform = [bool((operand == operand.flat[0]).all()) for operand in operands]
         if sum(uniform) == 1 and (bound := operands[uniform.index(True)].flat[0]):
             from_left = sign if uniform[1] else sign.translate(str.maketrans("<>", "><"))
-            outcomes = {bool(result) for result in np.unique(outcome)}
-            self._add(f"comparison {from_left} {bound} ({where})", f"{CONDITION} true", f"{CONDITION} false", outcomes)
+            outcomes, bounds = self._compared.setdefault((from_left, where), (set(), set()))
+            outcomes.update(bool(result) for result in np.unique(outcome))
+            bounds.add(int(bound))
 
     def join(self, other: Branches) -> None:
         """Add the branches that other runs took."""
         for key, outcomes in other._taken.items():
             self._taken.setdefault(key, set()).update(outcomes)
+        for at, (results, bounds) in other._compared.items():
+            for mine, theirs in zip(self._compared.setdefault(at, (set(), set())), (results, bounds), strict=True):
+                mine.update(theirs)
 
     def untaken(self, label: str, *, conditions: bool) -> Iterator[str]:
         """Yield the choices of which no run took one branch, in words.
@@ -217,9 +222,19 @@ class Branches:
             for (choice, yes, no), outcomes in self._taken.items()
             if len(outcomes) == 1 and (conditions or not yes.startswith(CONDITION))
         ]
+        # A loop may compare with another number in each turn.
+        compared = [
+            f"{label}'s comparison {sign}{f' {min(bounds)}' if len(bounds) == 1 else ''} ({where}): it is always "
+            f"{'true' if True in results else 'false'}"
+            for (sign, where), (results, bounds) in self._compared.items()
+            if len(results) == 1
+        ]
+        yield from compared[:MOST_NAMED]
         yield from alone[:MOST_NAMED]
         if len(alone) > MOST_NAMED:
             yield f"branches of {len(alone) - MOST_NAMED} more choices of {label}"
+        if len(compared) > MOST_NAMED:
+            yield f"outcomes of {len(compared) - MOST_NAMED} more comparisons of {label}"
 
     def _add(self, choice: str, yes: str, no: str, outcomes: set[bool]) -> None:
         self._taken.setdefault((choice, yes, no), set()).update(outcomes)

@@ -314,7 +314,8 @@ def _given(pair: Pair) -> Iterator[str]:
     for i, (name, leaf, mask) in enumerate(zip(call.named(names), call.leaves, calls.masks(call), strict=True)):
         thin = [str(axis) for axis, size in enumerate(leaf.shape) if size == 1 and leaf.ndim > 1 and not mask]
         if thin:
-            yield f"another size than 1 of axis {' and '.join(thin)} of {name}: a mean over it would not show"
+            axes, them = ("axis", "it") if len(thin) == 1 else ("axes", "them")
+            yield f"another size than 1 of {axes} {' and '.join(thin)} of {name}: a mean over {them} would not show"
         if calls.is_constant(leaf):
             yield f"another {name}: {leaf.flat[0]} everywhere, so that a side may ignore it"
         elif i in pair.fixed or (i not in pair.vary and (mask or not is_float(leaf))):

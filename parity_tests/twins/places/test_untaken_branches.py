@@ -89,7 +89,7 @@ def untaken(first, second):
     report = compare(first, second, X, seeds=2)
     assert report.verdict == "equal", str(report)
     lines = (re.sub(r"[^ (]*test_untaken_branches.py", "FILE", line) for line in report.unreached)
-    return [line for line in lines if "condition" in line or "bound" in line]
+    return [line for line in lines if "condition" in line or "bound" in line or "comparison" in line]
 
 
 @pytest.mark.parametrize(
@@ -184,11 +184,21 @@ class FlaxWindowed(nnx.Module):
 def test_a_window_wider_than_the_tokens_is_not_covered():
     for first, second, label in ((Windowed(32), FlaxWindowed(), "torch"), (Windowed(), FlaxWindowed(32), "Flax")):
         (line,) = untaken(first, second)
-        assert (
-            line == f"{label}'s comparison < 32 (FILE:{line.split(':')[1].split(')')[0]}): its condition is always true"
-        )
+        assert line == f"{label}'s comparison < 32 (FILE:{line.split(':')[1].split(')')[0]}): it is always true"
     assert compare(Windowed(3), FlaxWindowed(), X, seeds=1).verdict == "different"
     assert untaken(Windowed(3), FlaxWindowed(3)) == []
+
+
+def test_a_comparison_with_another_number_in_each_turn_of_a_loop_is_one():
+    def ours(_, x):
+        places = torch.arange(5)
+        return sum(torch.where((places <= t)[:, None], x, 0.5 * x).sin() for t in range(5))
+
+    def theirs(_, x):
+        places = jnp.arange(5)
+        return sum(jnp.sin(jnp.where((places <= t)[:, None], x, 0.5 * x)) for t in range(5))
+
+    assert untaken(parity.function(ours, {}, framework="torch"), parity.function(theirs, {})) == []
 
 
 def test_a_mean_over_an_axis_of_size_one_is_not_covered():
