@@ -119,7 +119,7 @@ FAULTS = {
     "0.75 and 0.25 exchanged": (lambda x: weighted(x, 0.25, 0.75), lambda x: weighted(x, 0.75, 0.25)),
     "part 2 of 4 for part 3": (lambda x: gated(x, 2), lambda x: gated(x, 3)),
     "a shift by -1 for 1 along axis 1": (lambda x: jnp.roll(x, -1, 1), lambda x: jnp.roll(x, 1, 1)),
-    "positions 1 lower": (lambda x: x * jnp.arange(4), lambda x: x * jnp.arange(1, 5)),
+    "numbers of arange 1 lower": (lambda x: x * jnp.arange(4), lambda x: x * jnp.arange(1, 5)),
     "a mean for the sum": (lambda x: x.mean(1), lambda x: x.sum(1)),
     "a sum for the mean": (lambda x: x.sum(1), lambda x: x.mean(1)),
     "no addition of its number": (lambda x: jax.nn.sigmoid(x), lambda x: jax.nn.sigmoid(x + 1.0)),

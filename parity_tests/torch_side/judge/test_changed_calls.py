@@ -69,7 +69,7 @@ FAULTS = {
     ),
     "2.5 for 1.5": (lambda x: x / (x * x + 2.5), lambda x: x / (x * x + 1.5)),
     ">= for >": (lambda x: x * (x.round() >= 0), lambda x: x * (x.round() > 0)),
-    "positions 1 lower": (lambda x: x * torch.arange(4), lambda x: x * torch.arange(1, 5)),
+    "numbers of arange 1 lower": (lambda x: x * torch.arange(4), lambda x: x * torch.arange(1, 5)),
     "normalize over axis 2 of 3 for axis 1": (
         lambda x: functional.normalize(x, dim=-1) * 2,
         lambda x: functional.normalize(x) * 2,

@@ -119,8 +119,8 @@ def ways_of(call: TorchCall) -> Ways:
     result, name = call.result, call.name
     tensors = [one for one in call.args if isinstance(one, Tensor)]
     if not tensors and name == "arange" and isinstance(result, Tensor):
-        yield "positions 1 higher", _array(result) + 1
-        yield "positions 1 lower", _array(result) - 1
+        yield "numbers of arange 1 higher", _array(result) + 1
+        yield "numbers of arange 1 lower", _array(result) - 1
     if not tensors:
         return
     if isinstance(result, (tuple, list)):

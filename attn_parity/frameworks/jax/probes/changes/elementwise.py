@@ -229,7 +229,8 @@ def of_positions(program: Program, operation: Operation) -> Iterator[ProgramChan
     is_counted = getattr(shape, "dtype", np.dtype(bool)).kind in "iu" and shape.shape
     if not is_counted or not {*operation.library_calls}.isdisjoint(TRIANGLES):
         return
-    what = "positions" if operation.name in ("iota", "add", "cumsum") else "whole numbers"
+    counted = {"iota": "numbers of arange", "cumsum": "numbers of cumsum"}
+    what = counted.get(operation.name, "whole numbers")
     yield operation.followed(f"{what} 1 higher", lambda item: item + np.asarray(1, item.dtype))
     yield operation.followed(f"{what} 1 lower", lambda item: item + np.asarray(-1, item.dtype))
     if operation.name == "sub":
