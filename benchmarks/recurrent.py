@@ -80,9 +80,12 @@ def main() -> None:
 def _print_products(rounds: int) -> None:
     """Measure and print how many times as long as its matrix products each rule takes."""
     print(
-        f"float32, milliseconds, median of {rounds}; times as long as the matrix products and triangular systems alone"
+        f"float32, milliseconds, median of {rounds}: a call, its matrix products and triangular systems alone, and how"
     )
+    print("many times as long the call takes; in torch also copying as many bytes as the other operations move")
+    rate = products.rate_of_copies()
     for rule in RULES:
+        print(rule)
         for shape in SHAPES:
             arrays = [jnp.asarray(operand) for operand in operands_of(rule, *shape)]
             for what, make in (("forward", forward), ("with gradients", with_gradients)):
@@ -90,12 +93,13 @@ def _print_products(rounds: int) -> None:
                 program = traced(rule, with_gradients=make is with_gradients)
                 alone = {"torch": products.of_torch(ways["torch"]), "jax": products.of_jax(program, *arrays)}
                 durations = measure({**ways, **{f"{name} alone": way for name, way in alone.items()}}, rounds)
-                cells = (
+                cells = [
                     f"{name} {1000 * durations[name]:.2f} of {1000 * durations[f'{name} alone']:.2f} "
                     f"({durations[name] / durations[f'{name} alone']:.2f})"
                     for name in ways
-                )
-                print(f"{rule}, {shape} {what}: {', '.join(cells)}", flush=True)
+                ]
+                copies = f"copies {1000 * products.moved_by_torch(ways['torch']) / rate:.2f}"
+                print(f"  {shape} {what}: {cells[0]}, {copies}; {cells[1]}", flush=True)
     _print_machine()
 
 

@@ -6,6 +6,8 @@ A triangular system is solved by products of blocks, and counts as one.
 from __future__ import annotations
 
 import collections
+import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 from jax.extend import core as jax_core
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
 _IN_TORCH = {
@@ -23,11 +26,17 @@ _IN_JAX = {"dot_general", "triangular_solve"}
 
 
 class Recorder(TorchDispatchMode):
-    """Keep the calls of matrix products, with their operands."""
+    """Keep the calls of matrix products, with their operands, and count the bytes that all other operations move.
+
+    Attributes:
+        calls: product, operands and options of each call.
+        moved: bytes that the other operations read and write; views move none.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Callable[..., object], Sequence[object], Mapping[str, object]]] = []
+        self.moved = 0
 
     def __torch_dispatch__(
         self,
@@ -37,9 +46,13 @@ class Recorder(TorchDispatchMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         del types
+        result = func(*args, **kwargs or {})
         if func in _IN_TORCH:
             self.calls.append((func, args, kwargs or {}))
-        return func(*args, **kwargs or {})
+        elif not getattr(func, "is_view", False):
+            arrays = [item for item in tree_leaves((args, result)) if isinstance(item, torch.Tensor)]
+            self.moved += sum(array.numel() * array.element_size() for array in arrays)
+        return result
 
 
 def of_torch(function: Callable[[], object]) -> Callable[[], None]:
@@ -54,6 +67,25 @@ def of_torch(function: Callable[[], object]) -> Callable[[], None]:
                 product(*operands, **options)
 
     return repeat
+
+
+def moved_by_torch(function: Callable[[], object]) -> int:
+    """Return the bytes that the operations of a call other than its products read and write."""
+    with Recorder() as recorder:
+        function()
+    return recorder.moved
+
+
+def rate_of_copies(size: int = 1 << 28, rounds: int = 5) -> float:
+    """Return how many bytes torch reads and writes in a second when it copies an array of `size` bytes."""
+    source = torch.ones(size // 4)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - begin)
+    return 2 * size / statistics.median(seconds)
 
 
 def of_jax(function: Callable[..., object], *arrays: jax.Array) -> Callable[[], object]:

@@ -192,6 +192,8 @@ def test_products_of_a_program_are_counted_as_often_as_they_run():
     with products.Recorder() as recorder:
         of_gradients()
     assert len(recorder.calls) == 3  # the product, and the gradient of each of its operands
+    # A sum reads the array and writes it; a view moves nothing.
+    assert products.moved_by_torch(lambda: torch.ones(2, 3, dtype=torch.float64).mT + 1.0) == 8 * 6 + 2 * 8 * 6
 
 
 def test_without_an_accelerator_its_page_is_not_written(tmp_path, monkeypatch, capsys):
