@@ -322,10 +322,9 @@ def test_more_tokens_than_a_table_of_positions_has_are_refused(tmp_path, capsys)
 def test_blocks_that_read_more_than_the_previous_output_are_refused(tmp_path, capsys):
     config = families.find_decoder(
         {
-            "model_type": "gemma4_text",
+            "model_type": "gemma4_unified_text",
             **drawn_decoders.SIZES,
-            **drawn_decoders.OWN_KEYS["gemma4_text"],
-            "hidden_size_per_layer_input": 0,
+            **drawn_decoders.OWN_KEYS["gemma4_unified_text"],
         }
     )
     torch_attn.DecoderModel(config).save_pretrained(tmp_path / "gemma")
