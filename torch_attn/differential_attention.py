@@ -24,6 +24,7 @@ from .decoding.cache import KeyValueCache
 from .decoding.token_positions import last_of_rows, positions_of
 from .initial_weights import linear, normal
 from .layer import Layer
+from .operations.arrays import as_tensor
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs
 from .signatures import DType, typed_as
@@ -164,7 +165,7 @@ class DifferentialAttention(Layer):
                 return array
             return rearrange(array, "b (n p g) t s -> b (p n g) t s", n=2, p=pairs)
 
-        return as_mask(attention_mask).with_arrays(lambda array: order(functional.as_tensor(array)))
+        return as_mask(attention_mask).with_arrays(lambda array: order(as_tensor(array)))
 
     def init_cache(self, batch_size: int, capacity: int) -> KeyValueCache:
         """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.

@@ -473,11 +473,6 @@ def signed(array: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     return array if array.dtype in (torch.int32, torch.int64) else array.to(torch.int64)
 
 
-def as_tensor(array: object) -> Tensor:
-    """Return an array as a tensor; one of another library is on the CPU, whatever the default device."""
-    return array if isinstance(array, Tensor) else torch.as_tensor(array, device="cpu")
-
-
 def shape_of(array: Tensor) -> tuple[int, ...]:
     """Return the shape of an array as a tuple of integers."""
     return tuple(array.shape)

@@ -19,6 +19,7 @@ from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, check_state, ch
 from attn_bridge.validation import check_attention_mask
 
 from .. import functional
+from ..operations.arrays import as_tensor
 from ..operations.autocast import without_autocast
 from . import chunks
 
@@ -226,7 +227,7 @@ def mask_shape(attention_mask: object) -> tuple[int, int] | None:
 def _shape_of(attention_mask: object) -> tuple[int, ...] | None:
     """Return the shape of a mask that is an array or nested lists; None of a description."""
     array = _array_of(attention_mask)
-    return None if array is None else functional.shape_of(functional.as_tensor(array))
+    return None if array is None else functional.shape_of(as_tensor(array))
 
 
 def _array_of(attention_mask: object) -> Any:
