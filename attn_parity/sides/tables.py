@@ -207,8 +207,9 @@ class Branches:
         for key, outcomes in other._taken.items():
             self._taken.setdefault(key, set()).update(outcomes)
         for at, (results, bounds) in other._compared.items():
-            for mine, theirs in zip(self._compared.setdefault(at, (set(), set())), (results, bounds), strict=True):
-                mine.update(theirs)
+            own_results, own_bounds = self._compared.setdefault(at, (set(), set()))
+            own_results.update(results)
+            own_bounds.update(bounds)
 
     def untaken(self, label: str, *, conditions: bool) -> Iterator[str]:
         """Yield the choices of which no run took one branch, in words.
