@@ -38,6 +38,9 @@ WAYS = "fwd", "fwd+bwd"
 SELF = "each token alone"
 """The case whose masks let one score of each query through: nearly all of its time is reading and writing."""
 
+SETTLING = 5
+"""Calls of the first case before a round: behind the drawing of masks some took a third longer, on a Xeon."""
+
 BITS = "drawing a mask alone"
 """The case that draws the mask of `dropout`, with each framework's own generator, and computes no attention."""
 
@@ -146,6 +149,8 @@ def measure(
     for way in ways.values():
         way()
     for _ in range(rounds):
+        for _ in range(SETTLING):
+            next(iter(ways.values()))()
         for key, way in ways.items():
             way()  # caches and threads as this case leaves them, not as the case before it does
             start = time.perf_counter()
