@@ -53,3 +53,13 @@ def test_triangular_systems_are_solved_by_products_for_onnx(tokens, monkeypatch)
     monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
     monkeypatch.setattr(torch.linalg, "solve_triangular", None)
     torch.testing.assert_close(recurrence._inverse(matrix), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["GatedDeltaNet", "GatedConvolution"])
+def test_a_cache_keeps_its_dtypes_under_autocast(name):
+    module = getattr(torch_attn, name)(CONFIGS[name]).eval()
+    cache = module.init_cache(2, 4)
+    before = [None if state is None else state.dtype for state in (cache.state, cache.conv_state)]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        _, cache = module(torch.randn(2, 4, CONFIGS[name].d_in), cache=cache)
+    assert [None if state is None else state.dtype for state in (cache.state, cache.conv_state)] == before
