@@ -128,8 +128,8 @@ class Factory:
         values = ", ".join(f"{each}=nnx.Rngs(0)" if each == "rngs" else f"{each}=..." for each in needed)
         line = f"def {own}(): return {name}({values})"
         # It may be a function to judge, which nothing tells from a factory with arguments.
-        function = f"attn_bridge.parity.function(lambda _, *x: {name}(*x), {{}})"
-        judged = f"; to judge the function itself: def {own}(): return {function}"
+        function = f"from attn_bridge import parity; return parity.function(lambda _, *x: {name}(*x), {{}})"
+        judged = f"; to judge the function itself: def {own}(): {function}"
         raise ValueError(
             f"{self.name} needs arguments ({', '.join(map(printable, needed))}), and a factory is called without any; "
             f"add a line such as: {line}, and give {where}:{own}{'' if is_class else judged}"

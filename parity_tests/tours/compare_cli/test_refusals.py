@@ -53,7 +53,7 @@ WRONG = {
         ["bad.py:needs", "theirs.py:make", *SHAPE],
         "bad.py:needs needs arguments (size), and a factory is called without any; add a line such as: "
         "def make(): return needs(size=...), and give bad.py:make; to judge the function itself: "
-        "def make(): return attn_bridge.parity.function(lambda _, *x: needs(*x), {})\n",
+        "def make(): from attn_bridge import parity; return parity.function(lambda _, *x: needs(*x), {})\n",
     ),
     "a number": (["bad.py:number", PAIR[1], *SHAPE], "bad.py:number must give a torch.nn.Module, an nnx.Module, "),
     "a function and weights": (
@@ -174,3 +174,17 @@ def test_shape_for_token_ids_is_refused_with_advice(command, here, capfd):
     assert error.count("\n") == 1
     assert run(["compare", "bad.py:Broken", "bad.py:One", *SHAPE]) == 2
     assert "--shape" not in capfd.readouterr().err
+
+
+def test_a_function_is_judged_by_the_line_that_its_refusal_gives(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    codes = {"ours.py": "import torch\ndef gate(x): return x * torch.sigmoid(x)\n",
+             "theirs.py": "import jax\ndef gate(x): return jax.nn.silu(x)\n"}  # fmt: skip
+    for name, code in codes.items():
+        (tmp_path / name).write_text(code)
+    for name in codes:
+        assert run(["compare", f"{name}:gate", f"{name}:gate", "--shape", "3,4"]) == 2
+        line = capfd.readouterr().err.partition("to judge the function itself: ")[2]
+        (tmp_path / name).write_text(codes[name] + line)
+    assert run(["compare", "ours.py:make", "theirs.py:make", "--shape", "3,4"]) == 0
+    assert "equal: " in capfd.readouterr().out
