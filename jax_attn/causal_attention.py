@@ -12,8 +12,8 @@ from einops import rearrange
 from jax import Array
 from jaxtyping import Float
 
-from attn_bridge.heads import check_width
 from attn_bridge.masks import causal
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import CausalAttentionConfig
 
 from . import functional

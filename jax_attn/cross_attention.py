@@ -14,8 +14,8 @@ from jax import Array
 from jaxtyping import Float
 
 from attn_bridge import validation
-from attn_bridge.heads import check_groups, split_heads
 from attn_bridge.masks import full
+from attn_bridge.sharding.heads import check_groups, split_heads
 from attn_bridge.specs import CrossAttentionConfig
 
 from . import functional

@@ -16,8 +16,8 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
-from attn_bridge.heads import check_width
 from attn_bridge.masks import Mask, as_mask
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import DifferentialAttentionConfig
 
 from . import functional

@@ -23,9 +23,9 @@ from jaxtyping import Bool, Float, Int
 
 from attn_bridge import cache_validation, misuse, validation
 from attn_bridge.foreign_names import names_ours
-from attn_bridge.heads import check_width
 from attn_bridge.masks import Mask, as_mask, counting_tokens
 from attn_bridge.masks.positions import Full
+from attn_bridge.sharding.heads import check_width
 
 from . import implementations
 from .linear import Linear

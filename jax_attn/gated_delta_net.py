@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 
-from attn_bridge.heads import check_width
 from attn_bridge.recurrence import check_form
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional

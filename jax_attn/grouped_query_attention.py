@@ -15,7 +15,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attn_bridge import validation
-from attn_bridge.heads import check_groups, split_heads
+from attn_bridge.sharding.heads import check_groups, split_heads
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, RelativeBias, Rotary
 
 from . import functional

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 
-from attn_bridge.heads import check_width
 from attn_bridge.recurrence import CHANNEL_CHUNK_SIZE, check_form
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import KimiDeltaAttentionConfig
 
 from . import functional

@@ -13,9 +13,9 @@ from einops import rearrange
 from jax import Array
 from jaxtyping import Float, Int
 
-from attn_bridge.heads import check_groups, split_heads
 from attn_bridge.masks import causal
 from attn_bridge.recurrence import check_form
+from attn_bridge.sharding.heads import check_groups, split_heads
 from attn_bridge.specs import LinearAttentionConfig
 
 from . import functional

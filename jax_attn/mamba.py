@@ -11,8 +11,8 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from attn_bridge.heads import check_width
 from attn_bridge.recurrence import check_form
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import MambaConfig
 
 from . import functional

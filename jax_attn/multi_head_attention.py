@@ -13,8 +13,8 @@ from einops import rearrange
 from jax import Array
 from jaxtyping import Float
 
-from attn_bridge.heads import check_groups, split_heads
 from attn_bridge.masks import causal
+from attn_bridge.sharding.heads import check_groups, split_heads
 from attn_bridge.specs import MultiHeadAttentionConfig
 
 from . import functional

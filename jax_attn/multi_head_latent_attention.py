@@ -14,7 +14,7 @@ from einops import einsum, rearrange, repeat
 from jax import Array
 from jaxtyping import Float, Int
 
-from attn_bridge.heads import check_groups, check_width, split_heads
+from attn_bridge.sharding.heads import check_groups, check_width, split_heads
 from attn_bridge.specs import MultiHeadLatentAttentionConfig
 
 from . import functional

@@ -12,7 +12,7 @@ from einops import rearrange
 from jax import Array
 from jaxtyping import Float
 
-from attn_bridge.heads import check_width
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import SelfAttentionV2Config
 
 from . import functional

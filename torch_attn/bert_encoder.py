@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 
-from attn_bridge.heads import check_groups, split_heads
+from attn_bridge.sharding.heads import check_groups, split_heads
 from attn_bridge.specs import BertEncoderConfig
 from attn_bridge.specs.model import check_beside_ids, check_ids, tokens_of
 

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.types import Device
 
-from attn_bridge.heads import check_width
 from attn_bridge.masks import causal
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import CausalAttentionConfig
 
 from . import functional

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 
-from attn_bridge.heads import check_width
 from attn_bridge.masks import Mask, as_mask
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import DifferentialAttentionConfig
 
 from . import functional

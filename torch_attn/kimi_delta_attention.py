@@ -12,8 +12,8 @@ from einops import rearrange
 from torch import nn
 from torch.types import Device
 
-from attn_bridge.heads import check_width
 from attn_bridge.recurrence import CHANNEL_CHUNK_SIZE, check_form
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import KimiDeltaAttentionConfig
 
 from . import functional

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.types import Device
 
-from attn_bridge.heads import check_width
 from attn_bridge.recurrence import check_form
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import MambaConfig
 
 from . import functional

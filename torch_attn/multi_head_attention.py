@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.types import Device
 
-from attn_bridge.heads import check_groups, split_heads
 from attn_bridge.masks import causal
+from attn_bridge.sharding.heads import check_groups, split_heads
 from attn_bridge.specs import MultiHeadAttentionConfig
 
 from . import functional

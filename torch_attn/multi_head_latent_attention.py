@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.types import Device
 
-from attn_bridge.heads import check_groups, check_width, split_heads
+from attn_bridge.sharding.heads import check_groups, check_width, split_heads
 from attn_bridge.specs import MultiHeadLatentAttentionConfig
 
 from . import functional

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.types import Device
 
-from attn_bridge.heads import check_width
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import SelfAttentionV2Config
 
 from . import functional

@@ -14,8 +14,8 @@ from einops import einsum, rearrange, repeat
 from jax import Array
 from jaxtyping import Float
 
-from attn_bridge.heads import check_width
 from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, choose_form
+from attn_bridge.sharding.heads import check_width
 
 from .. import functional
 from . import chunks

@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from attn_bridge.heads import check_width
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs.mamba2 import GatedNormOrder
 
 from .. import functional

@@ -15,7 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from attn_bridge.heads import check_width
+from attn_bridge.sharding.heads import check_width
 
 from ..linear import SymmetricUniform
 from ..random import Rngs

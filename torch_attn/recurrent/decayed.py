@@ -14,8 +14,8 @@ from einops import einsum, rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor
 
-from attn_bridge.heads import check_width
 from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, choose_form
+from attn_bridge.sharding.heads import check_width
 
 from .. import functional
 from ..operations.autocast import without_autocast

@@ -13,9 +13,9 @@ from einops import einsum, rearrange, repeat
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attn_bridge.heads import check_width
 from attn_bridge.masks import Mask, as_mask
 from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, check_state, check_token_mask, choose_form
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.validation import check_attention_mask
 
 from .. import functional

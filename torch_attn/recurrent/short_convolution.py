@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.types import Device
 
-from attn_bridge.heads import check_width
+from attn_bridge.sharding.heads import check_width
 
 from ..random import JaxRngs
 from . import chunks
