@@ -77,10 +77,10 @@ REFUSED = {
     ),
     "stack": ("mt5", {"is_decoder": True}, "is_decoder (True) of mt5 is not supported, only False or None"),
     "encoder": ("mt5", {"is_encoder_decoder": False}, "is_encoder_decoder (False) of mt5 is not supported, only True"),
-    "another": (
+    "decoder alone": (
         "llama",
         {},
-        "model_type (llama) is no encoder and decoder of ours, which are bart, mt5, t5, umt5, whisper",
+        "model_type (llama) is no encoder and decoder of ours, which are bart, mt5, t5, umt5, whisper; DecoderModel runs",
     ),
     "nobody": ("nobody", {}, "model_type (nobody) must be one of"),
 }
