@@ -10,7 +10,7 @@ import pytest
 
 from attn_bridge.specs import VARIANTS
 from attn_parity.check import kernels, matrix
-from attn_parity.check.cases import MODES, cases_of
+from attn_parity.check.cases import MODES, cases_of, draw
 from attn_parity.check.twin_runs import CheckRow
 from attn_parity.sides.arrays import DTYPES
 
@@ -25,6 +25,13 @@ def test_every_variant_runs_every_case_and_users_case_in_full(variant):
     assert first.is_in_full("float32")
     assert first.is_in_full("bfloat16") == (variant.name in ("MultiHeadAttention", "LayerNorm"))
     assert not any(one.is_in_full("float32") for one in subjects if one is not first)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_drawn_biases_and_scales_are_far_from_zero(variant):
+    for case in cases_of(variant):
+        vectors = [weight for weight in draw(case, variant, seed=3).weights.values() if weight.ndim == 1]
+        assert all(np.abs(vector).min() >= 0.2 for vector in vectors)
 
 
 def test_users_weights_are_run_in_full():
