@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attn_parity.frameworks.jax.probes.changes import search
 from attn_parity.frameworks.jax.probes.changes.search import ChangedPrograms
 
 RANDOM = np.random.default_rng(5)
@@ -298,6 +299,12 @@ def test_a_loop_that_a_change_keeps_from_ending_is_given_up():
         return jax.lax.while_loop(lambda x: ~(jnp.abs(x).max() <= 0.1), lambda x: x / 2.0, x)
 
     assert not changes(lambda x: jnp.sin(x) * x[::-1] + 5, shrunk)
+
+
+@pytest.mark.parametrize(("most", "named"), [(X.size, ["cos for sin"]), (X.size - 1, [])])
+def test_a_program_is_changed_only_if_its_values_are_few_enough_to_keep(most, named, monkeypatch):
+    monkeypatch.setattr(search, "MOST_VALUES", most)
+    assert [text for text, _ in changes(jnp.cos, jnp.sin)] == named
 
 
 def test_a_change_that_fits_one_input_alone_is_not_named():
