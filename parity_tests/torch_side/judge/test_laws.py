@@ -220,6 +220,15 @@ def test_the_witness_of_a_mask_off_by_one_is_the_position_before():
     assert law.witness.index[1] == start - 1
 
 
+@pytest.mark.parametrize("token", [1, 3, 4, 5])
+def test_causality_is_tried_at_the_second_the_middle_and_the_last_two_tokens(token):
+    def looking_ahead(_, x):
+        return torch.cat([x[:, : token - 1], x[:, token - 1 : token] + x[:, token : token + 1], x[:, token:]], 1)
+
+    (law,) = parity.laws(parity.function(looking_ahead, {}, framework="torch"), X, only="causality").laws
+    assert law.status == "broken"
+
+
 class WithWeights(nn.Module):
     """Causal attention of as many heads as tokens that also returns its weights, keys and values."""
 
