@@ -392,7 +392,6 @@ class Wrapped(Tensor):
     [
         ({"return_weights": True}, "never holds"),
         ({"bias": torch.ones(70, 1)}, r"the bias \(70, 1\) is the same for all keys"),
-        ({"bias": torch.ones(())}, r"the bias \(\) is the same for all keys"),
         ({"mask": masks.sliding_window(3) | masks.sliding_window(3).offset(-9)}, "are no interval"),
         ({"mask": Backwards()}, "the intervals go back"),
         ({"mask": masks.causal() | torch.ones(2, 70, dtype=torch.bool)}, r"joins arrays or paddings by \|"),
@@ -406,6 +405,12 @@ class Wrapped(Tensor):
 def test_it_says_what_it_lacks(options, reason):
     with pytest.raises(NotImplementedError, match=reason):
         attend(*tensors(), **options)
+
+
+@pytest.mark.parametrize("keys", [2, 70])
+def test_a_bias_without_axes_is_the_same_for_all_keys(keys):
+    with pytest.raises(NotImplementedError, match=r"the bias \(\) is the same for all keys"):
+        attend(*tensors(keys=keys), bias=torch.ones(()))
 
 
 def test_it_has_no_float64_and_mixes_no_dtypes_or_classes():

@@ -268,7 +268,6 @@ def test_a_dtype_multiplied_in_pairs_has_separate_kernels(monkeypatch):
     [
         ({"return_weights": True}, "never holds"),
         ({"bias": jnp.ones((70, 1))}, r"the bias \(70, 1\) is the same for all keys"),
-        ({"bias": jnp.ones(())}, r"the bias \(\) is the same for all keys"),
         ({"dropout": 0.5, "rng": jax.random.key(0, impl="rbg")}, "partitionable Threefry only"),
         ({"mask": masks.sliding_window(3) | masks.sliding_window(3).offset(-9)}, "are no interval"),
         ({"mask": masks.causal() | jnp.ones((2, 70), bool)}, r"joins arrays or paddings by \|"),
@@ -282,6 +281,12 @@ def test_a_dtype_multiplied_in_pairs_has_separate_kernels(monkeypatch):
 def test_it_says_what_it_lacks(options, reason):
     with pytest.raises(NotImplementedError, match=reason):
         attend(*arrays(), **options)
+
+
+@pytest.mark.parametrize("keys", [2, 70])
+def test_a_bias_without_axes_is_the_same_for_all_keys(keys):
+    with pytest.raises(NotImplementedError, match=r"the bias \(\) is the same for all keys"):
+        attend(*arrays(keys=keys), bias=jnp.ones(()))
 
 
 @dataclasses.dataclass(frozen=True)
