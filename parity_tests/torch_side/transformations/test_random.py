@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 import torch_attn
 from attn_bridge import rng
+from attn_bridge.specs import VARIANTS
 from parity_tests.goldens import make_random_vectors, random_vectors
 from torch_attn import functional, random, threefry
 from torch_attn.random import JaxRngs, RngStream
@@ -212,6 +213,13 @@ def test_a_module_draws_by_its_seed_alone():
     assert not torch.equal(first, one(IDS))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(one.eval()(IDS), one(IDS))
+
+
+@pytest.mark.parametrize("variant", [one for one in VARIANTS if one.examples], ids=lambda variant: variant.name)
+def test_initial_weights_by_rngs_leave_the_global_generator_alone(variant):
+    before = torch.get_rng_state()
+    getattr(torch_attn, variant.name)(variant.examples[0].config, rngs=JaxRngs(5))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_no_rngs_means_the_global_generator():
