@@ -237,3 +237,9 @@ def test_a_pair_of_a_part_is_refused_by_name():
             nnx.Linear(3, 8, rngs=rngs()),
             rules=[PairedParameter("weight[query]", "q.kernel", "o i -> i o", "name")],
         )
+
+
+def test_a_pair_with_an_axis_read_backwards_is_refused():
+    pair = PairedParameter("weight", "kernel", "o i -> i o, i backwards", "numbers")
+    with pytest.raises(ValueError, match=r"^weight: o i -> i o, i backwards: no rule reads an axis backwards$"):
+        transfer(nn.Linear(3, 8, bias=False), nnx.Linear(3, 8, use_bias=False, rngs=rngs()), rules=[pair])
