@@ -276,6 +276,20 @@ def test_linen_dropout_uses_the_given_masks_in_train_mode():
         subject_of(side).run(subject.weights(), Arguments((X,), {"deterministic": False}))
 
 
+class Tabulated(linen.Module):
+    """A table in a collection that holds neither parameters nor running statistics."""
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(4)(x) * self.variable("tables", "factors", jnp.ones, (4,)).value
+
+
+def test_a_table_of_a_linen_module_has_the_precision_of_the_run():
+    subject = subject_of(linen_side(Tabulated(), X))
+    (output,) = subject.run(subject.weights(), Arguments((X,)), dtype="bfloat16").outputs
+    assert output.dtype == "bfloat16"
+
+
 def test_another_method_of_a_linen_module_can_be_called():
     subject = subject_of(linen_side(LINEN["setup"][0], LINEN["setup"][1]))
     table = subject.weights()["embed.embedding"]
