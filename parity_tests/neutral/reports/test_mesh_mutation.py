@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from attn_bridge.cli.app import run
+from attn_bridge.specs import VARIANTS
+from attn_parity.check.mesh.cases import MODELS
 from fault_lab.mesh.configs import draw_mesh_config
 from fault_lab.mesh.driver import mutate_mesh, plan_trials, run_cases
 from fault_lab.mesh.faults import MESH_FAULTS, find_mesh_fault
+from fault_lab.mesh.pairs import draw_right
 from fault_lab.mesh.report import MeshMutationReport
 from fault_lab.mesh.trials import MeshResult, MeshTrial
 from fault_lab.visibility import Change
@@ -72,6 +75,14 @@ def test_devices_share_every_drawn_block(seed):
         axis = config.cut_axis(name)
         assert axis is None or shape[axis] % config.tensor == 0
     assert set(config.shapes()) >= {"attention.q_proj.weight", "mlp.fc_out.bias"}
+
+
+def test_right_pairs_are_modules_and_models():
+    """No device can share a function, which has no weights."""
+    names = {draw_right(seed, SIZES).case.name.partition(" ")[0] for seed in range(60)}
+    assert names >= {"GroupedQueryAttention", "MultiHeadAttention"}
+    assert len(names & {variant.name for variant in VARIANTS if not variant.is_function}) > 4
+    assert names & MODELS.keys()
 
 
 def result(fault, outcome, **facts):
