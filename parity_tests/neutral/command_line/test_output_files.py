@@ -103,6 +103,12 @@ def test_a_pipe_of_the_shell_is_written_by_its_descriptor():
         assert stream.read() == json.dumps({"a": 1}, indent=1) + "\npage"
 
 
+def test_stdout_can_be_written_whatever_a_folder_is_called(tmp_path, monkeypatch):
+    (tmp_path / "-").mkdir()
+    monkeypatch.chdir(tmp_path)
+    output.check_writable("-")
+
+
 def test_a_device_is_written_as_it_is(weights, capsys):
     assert run(["inspect", str(weights), "--html", "/dev/null", "--json", "/dev/full"]) == 2
     assert capsys.readouterr().err == "error: /dev/full cannot be written: No space left on device\n"
