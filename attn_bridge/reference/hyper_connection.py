@@ -37,6 +37,11 @@ def write(streams: np.ndarray, output: np.ndarray, shares: np.ndarray, mixing: n
 def _token(
     config: HyperConnectionConfig, parameters: Mapping[str, np.ndarray], streams: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the shares that the layer reads of each stream of a token, those that it writes, and the mixing matrix.
+
+    Shapes: `streams` ``(n, d)``; gives ``(n,)``, ``(n,)`` and ``(n, n)``; without `config.writes` the last two are
+    empty.
+    """
     n = config.streams
     weight, bias, scale = (as_double(parameters[name]) for name in ("projection.weight", "bias", "scale"))
     raw = weight @ rms_norm(streams.reshape(-1), np.ones(streams.size), eps=config.norm_eps)

@@ -40,6 +40,7 @@ def shared(job: Array, sequences: Value) -> Value:
 
 
 def _counts(job: Array) -> list[object]:
+    """Return the sizes of the two arrays in the workspace: a block of numbers of every row, and a factor per row."""
     return [job[words.QUERIES] * BLOCK, job[words.QUERIES]]
 
 

@@ -182,6 +182,7 @@ def _switch(path: Path, document: Mapping[str, object], key: str) -> bool:
 
 
 def _texts(value: object) -> tuple[str, ...]:
+    """Return the non-empty texts of a list; other entries are left out, and () is returned for other values."""
     return tuple(item for item in value if isinstance(item, str) and item) if isinstance(value, list) else ()
 
 

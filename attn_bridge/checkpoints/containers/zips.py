@@ -231,7 +231,7 @@ class Outline:
         self._parts: list[tuple[int, bytes]] = []
 
     def write(self, start: int, data: Any) -> None:
-        """Note bytes at a position."""
+        """Remember the bytes to be written at a position."""
         self._parts.append((start, bytes(data)))
 
     def sync(self) -> None:

@@ -135,7 +135,7 @@ def _read_projections(config: ConfigFile, keys: Keys) -> WrittenKeys:
 
 
 def _read_norm(config: ConfigFile, keys: Keys) -> WrittenKeys:
-    """Return the place of the gated norm, where a family has a choice."""
+    """Return the order of gate and norm (`norm_order`), in families whose config chooses it; {} in others."""
     if "normalised" not in keys:
         return {}
     order = "norm_first" if config.flag(keys["norm_first"]) else "gate_first"

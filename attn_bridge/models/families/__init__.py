@@ -56,7 +56,7 @@ def known_model_types() -> tuple[str, ...]:
 
 
 def _written(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the types as files have them: decoders alone share theirs with an encoder."""
+    """Return the `written_type` of each registered type, sorted, each once."""
     return tuple(sorted(set(map(multimodal.written_type, names))))
 
 

@@ -76,14 +76,15 @@ def _state(path: Path, record: Any, kind: str, names: Sequence[str]) -> dict[str
     """Return the attributes of an object of a class."""
     is_one = isinstance(record, Record) and record.name == kind and not record.arguments
     if not is_one or not isinstance(record.state, dict):
-        raise bad(path, f"has {printable(_named(record))} where {kind.rpartition('.')[2]} should be")
+        raise bad(path, f"has {printable(_with_article(record))} where {kind.rpartition('.')[2]} should be")
     if missing := [name for name in names if name not in record.state]:
         raise bad(path, f"has a {kind.rpartition('.')[2]} without {missing[0]}")
     state: dict[str, Any] = record.state
     return state
 
 
-def _named(value: object) -> str:
+def _with_article(value: object) -> str:
+    """Return the class of a value for an error: ``a TensorStorageMetadata``."""
     return f"a {value.name.rpartition('.')[2]}" if isinstance(value, Record | Global) else f"a {type(value).__name__}"
 
 

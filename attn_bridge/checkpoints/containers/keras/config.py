@@ -106,6 +106,7 @@ def _windows(settings: Settings) -> Keys:
 
 
 def _scale(settings: Settings) -> Keys:
+    """Return the scale of scores in Gemma 2, one over the root of `head_dim` or of the model's width per head."""
     is_by_head = settings.get("query_head_dim_normalize", True)
     heads = settings["num_query_heads"]
     return {"query_pre_attn_scalar": settings["head_dim"] if is_by_head else settings["hidden_dim"] // heads}

@@ -216,6 +216,7 @@ class StoredPlace(StagingPlace):
         self._note(least=0)
 
     def _note(self, least: int) -> None:
+        """Store a journal of the settled objects and entries, if the objects not journalled yet have `least` bytes."""
         settled_bytes, notes = self._staged.settled()
         self._unnoted += notes
         ready = [entry for needed, entry in self._waiting if needed <= settled_bytes]
