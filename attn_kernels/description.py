@@ -94,8 +94,12 @@ def describe(
             shape_words[first : last + 1] = _spread(others[name], sequences)
     if "bias" in others and differentiates_bias:
         shape_words[words.D_BIASED] = 1
+        # Tasks write without locks, so that one task takes all sequences that add to one gradient; where queries share
+        # a row of the bias, each sequence has a gradient of its own, which the caller sums.
         shape_words[words.SPAN] = shape_words[words.BIAS_SPAN] if shape_words[words.BIAS_QUERY] else 1
     if dropout:
+        # `jax.random.bernoulli` keeps where 23 bits, as a fraction, are below float32(1 - dropout): as whole numbers,
+        # below its ceiling.
         below = math.ceil(float(np.float32(1.0 - dropout)) * 2**23)
         shape_words[words.DROPPED], shape_words[words.KEPT], shape_words[words.FACTOR] = (
             1,

@@ -261,6 +261,7 @@ class Behind(OfArrays):
         return self.mask.allowed_behind(self.padding, query_positions, key_positions)
 
     def first_key(self, query: int) -> int:
+        # Padding moves the borders of chunks by a number per sequence; whatever it is, no query sees beyond its reach.
         return 0 if self.reach is None else max(0, query - self.reach + 1)
 
     @property
@@ -283,6 +284,7 @@ class Offset(Mask):
         self.mask.check_arrays(check)
 
     def check_sizes(self, batch: int, tokens: int = 0) -> None:
+        # 0 stays 0: the number of tokens is not known yet.
         self.mask.check_sizes(batch, tokens and tokens + max(self.n, self.keys))
 
     def with_arrays(self, convert: Callable[[AnyArray], AnyArray]) -> Mask:
@@ -377,6 +379,7 @@ class AllOf(Combined):
         return first & second
 
     def visibility(self, queries: range, keys: range) -> bool | None:
+        # None is not exact: parts that each hide something may together hide all. A kernel then masks a block in vain.
         answers = {part.visibility(queries, keys) for part in self.parts}
         return False if False in answers else None if None in answers else True
 
@@ -421,6 +424,7 @@ class AnyOf(Combined):
 def _intersection(first: Interval, second: Interval) -> Interval:
     """Return the intersections of pairs of intervals, with operations that NumPy and torch share."""
     (start, end), (other_start, other_end) = first, second
+    # a + max(b - a, 0) is max(a, b), and a - max(a - b, 0) is min(a, b).
     return start + (other_start - start).clip(0), end - (end - other_end).clip(0)
 
 

@@ -83,5 +83,6 @@ def _band(mask: Mask) -> Band | None:
         return Band(0, mask.size)
     if isinstance(mask, Offset):
         inner = _band(mask.mask)
+        # Query i is at position i + n, key j at position j + keys.
         return inner and Band(inner.offset + mask.n - mask.keys, inner.size)
     return None

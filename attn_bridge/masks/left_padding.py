@@ -15,6 +15,7 @@ def left_padding(mask: Mask) -> Integers:
     None for a mask without such arrays, alone or joined to others by ``&``.
     """
     tokens = _padding(mask)
+    # As long as the sum is 0, no token has been shown.
     return None if tokens is None else (tokens.cumsum(-1) == 0).sum(-1)[:, None]
 
 

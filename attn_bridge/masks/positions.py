@@ -8,9 +8,11 @@ import numpy as np
 
 from .description import Bools, Interval, Mask, Positions, as_mask, integer
 
+# Positions are int32 in JAX, unless jax_enable_x64 is set.
 _LARGEST = 2**31 - 1
 
 
+# Half of int64's range: offsets and positions can be added to it without overflow.
 _FAR = 2**62
 """A position beyond all keys."""
 

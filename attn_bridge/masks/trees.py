@@ -24,6 +24,7 @@ class Tree(OfArrays):
         return int(self.seen.shape[2] - self.seen.shape[1])
 
     def allowed(self, query_positions: Positions, key_positions: Positions) -> Bools:
+        # A query in front of the tree takes the row of node 0, without the columns of nodes: the whole context.
         nodes = (query_positions - self.context).clip(0)
         is_in_tree = (query_positions >= self.context) | (key_positions < self.context)
         return (self.seen[:, nodes, key_positions] & is_in_tree)[:, None]
@@ -81,6 +82,7 @@ def tree(parents: ArrayLike, context: int = 0) -> Mask:
     seen[..., :context] = True
     for node in range(nodes):
         for row in range(batch):
+            # A parent comes before its node, so that its row is complete by now.
             if rows[row, node] >= 0:
                 seen[row, node] |= seen[row, rows[row, node]]
             seen[row, node, context + node] = True

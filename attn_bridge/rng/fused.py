@@ -34,6 +34,7 @@ def multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the rounded sum and its error."""
+    # TwoSum (Knuth): total + error is a + b exactly, whichever is larger.
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)
@@ -56,12 +57,14 @@ def _fused_double(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Return ``a * b + c`` in float64, rounded once (Boldo and Melquiond, as above)."""
 
     def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # Veltkamp's halves have 26 bits each, so that the products of two halves are exact.
         scaled = x * 134217729.0  # 2**27 + 1
         upper = scaled - (scaled - x)
         return upper, x - upper
 
     product = a * b
     (a_upper, a_lower), (b_upper, b_lower) = halves(a), halves(b)
+    # Dekker's product: product + rest is a * b exactly.
     rest = ((a_upper * b_upper - product) + a_upper * b_lower + a_lower * b_upper) + a_lower * b_lower
     high, low = _two_sum(np.broadcast_to(c, rest.shape), rest)
     total, error = _two_sum(product, high)

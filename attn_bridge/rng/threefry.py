@@ -212,9 +212,3 @@ def _counters(start: int, count: int) -> tuple[Words, Words]:
     """Return the upper and lower words of `count` counters from `start` on."""
     counters = np.arange(start, start + count, dtype=np.uint64)
     return (counters >> np.uint64(32)).astype(np.uint32), counters.astype(np.uint32)
-
-
-# ---- a * b + c as the frameworks' kernels round it
-
-
-# ---- torch

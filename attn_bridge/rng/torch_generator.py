@@ -78,6 +78,7 @@ class TorchGenerator:
             )
         shape = as_shape(shape)
         size = math.prod(shape)
+        # torch draws fewer than 16 in another way, and the last 16 of more again, unless 16 divides their number.
         if size < 16:
             return np.array([self._polar() for _ in range(size)], np.float32).reshape(shape)
         result = np.empty(size, np.float32)
@@ -96,6 +97,7 @@ class TorchGenerator:
         """Return draws from U[0, 1): 24 bits of a word in float32, 53 of two in float64."""
         if dtype == np.float32:
             return (self.words(count) & np.uint32(0xFFFFFF)).astype(np.float32) * np.float32(2.0**-24)
+        # torch's random64 puts the first word into the upper half.
         pairs = self.words(2 * count).astype(np.uint64)
         joined = (pairs[::2] << np.uint64(32) | pairs[1::2]) & np.uint64((1 << 53) - 1)
         return joined.astype(np.float64) * 2.0**-53
@@ -156,6 +158,7 @@ _COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 _SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 
 
+# -pi / 4 in three parts (Cody and Waite): few bits in the first two, so that their products with an octant are exact.
 _QUARTER_PI = (-0.78515625, -2.4187564849853515625e-4, -3.77489497744594108e-8)
 
 
@@ -164,6 +167,7 @@ def _log(x: NDArray[np.float32]) -> NDArray[np.float32]:
     unity = np.float32(1.0)
     raw = np.maximum(x, np.finfo(np.float32).tiny).view(np.int32)
     exponent = ((raw >> 23) - 126).astype(np.float32)
+    # A fraction in [0.5, 1) and its exponent; below sqrt(1/2) it is doubled, so that log is taken close to 1.
     fraction = (raw & 0x007FFFFF | 0x3F000000).view(np.float32)
     small = fraction < np.float32(math.sqrt(0.5))
     exponent = exponent - small.astype(np.float32)
@@ -179,6 +183,7 @@ def _log(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _sine_and_cosine(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return sine and cosine of numbers that are not negative."""
+    # 4 / pi; an odd octant is rounded up to the even one behind it, so that what remains is at most pi / 4 in size.
     octant = ((x * np.float32(1.27323954473516)).astype(np.int32) + 1) & ~1
     for part in _QUARTER_PI:
         x = _fused(octant.astype(np.float32), part, x)

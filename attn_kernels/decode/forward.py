@@ -112,6 +112,7 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
     batch, first_head = unit // units, unit % units * together
     group = _group(job, sizes)
     queries, scores, factors, keys, values = partition(code, memory, _counts(job))
+    # The records of a row, one per part, are neighbours: so far is a part's record of the next row.
     line = parts * _record(sizes)
 
     length = (sizes.keys + parts - 1) // parts

@@ -97,6 +97,7 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
     address, sequences, threads, at_work, team = code.arguments
     job = job_at(code, address)
     tasks, room, shared = divide(job, kernel, sequences, threads)
+    # Threads at work in calls of other threads of Python, for which as many fewer are started.
     others = code.fetch_and_add(at_work, 1)
     helpers = code.largest(code.least(threads - others, tasks) - 1, 0)
     code.fetch_and_add(at_work, helpers)

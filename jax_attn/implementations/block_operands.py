@@ -25,6 +25,7 @@ PARTS = 16
 
 def false_of(operands: object) -> Array:
     """Return False, varying along the same axes of a `jax.shard_map` as any operand, as loops inside require."""
+    # x ^ x is False for any number, and no constant to JAX: it varies along the axes along which x does.
     firsts = (array.ravel()[:1].astype(bool) for array in jax.tree.leaves(operands))
     return functools.reduce(jnp.logical_or, (first ^ first for first in firsts)).any()
 
@@ -286,10 +287,12 @@ class Operands:
         columns = (j.start + jnp.arange(j.width)).astype(jnp.uint32)
         high, low = multiply(heads * np.uint32(shape.queries) + rows, shape.keys)
         low_word = low + columns
+        # A sum of low words that is smaller than its summand has overflowed: carry.
         high = high + (low_word < low)
         high, low_word = (jnp.broadcast_to(one, (plan.together, plan.rows, j.width)) for one in (high, low_word))
         words = generators.threefry_2x32((self.seed[0], self.seed[1]), jnp.stack([high, low_word]).ravel())
         first_word, second_word = words.reshape(2, *low_word.shape)
+        # 23 random bits behind the exponent of 1.0 are a number in [1, 2), as in `jax.random.uniform`.
         mantissa = ((first_word ^ second_word) >> np.uint32(9)) | np.uint32(0x3F800000)
         uniform = lax.bitcast_convert_type(mantissa, jnp.float32) - 1.0
         return jnp.where(uniform < np.float32(1.0 - plan.dropout), 1.0 / (1.0 - plan.dropout), 0.0).astype(self.dtype)
@@ -297,6 +300,7 @@ class Operands:
 
 def multiply(words: Array, factor: int) -> tuple[Array, Array]:
     """Return the high and the low words of the 64-bit products of uint32 words and a number below 2**32."""
+    # By halves of 16 bits: JAX has no integers of 64 bits unless jax_enable_x64 is set.
     low_factor, high_factor = np.uint32(factor & 0xFFFF), np.uint32(factor >> 16)
     low_words, high_words = words & np.uint32(0xFFFF), words >> np.uint32(16)
     low = low_words * low_factor

@@ -142,6 +142,7 @@ def block_sizes(shape: Shape, has_bias: bool) -> dict[str, Any]:
     is_cpu = jax.default_backend() == "cpu"
     one_by_one = has_bias or (is_cpu and jax.device_count() == 1)
     unrolled = is_cpu and one_by_one and max(shape.queries, shape.keys) <= UNROLLED
+    # The root, as it multiplies both sides of a block: its scores then grow as the number of cores does.
     factor = max(1, math.isqrt(cores // 2)) if is_cpu else 1
     columns = (SMALL_BLOCK if unrolled else LARGE_BLOCK) * factor
     rows = max(columns, -(-shape.queries // ROW_BLOCKS)) if unrolled else columns

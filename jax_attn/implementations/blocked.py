@@ -163,6 +163,7 @@ def forward(
                 top = scores.max(-1, keepdims=True)
                 if kept is not None:
                     top = jnp.maximum(kept[1], top)
+                # -inf - -inf is NaN: a row that has seen no key so far is shifted by 0, which leaves its weights 0.
                 safe_top = jnp.where(top == -jnp.inf, 0.0, top)
                 weights = lax.optimization_barrier(jnp.exp(scores - safe_top))
                 total = weights.sum(-1, keepdims=True)
@@ -170,6 +171,7 @@ def forward(
                     weights = weights * sides.kept(first, i, j)
                 context = times(weights, sides.columns_of(v, j))
                 if kept is not None:
+                    # What was summed so far is relative to an earlier largest score (arXiv 1805.02867).
                     shrink = jnp.exp(kept[1] - safe_top)
                     context, total = kept[0] * shrink + context, kept[2] * shrink + total
                 return context, top, total
@@ -184,6 +186,7 @@ def forward(
             context, top, total = nothing if results is None else results
             sees = total != 0.0  # also where all scores are NaN, which XLA's maximum may pass over
             if sinks is not None:
+                # A sink is a term of the divisor without a value, and may be larger than all scores of the row.
                 sink = jnp.take(sinks.astype(dtype), sides.head_of(first), axis=0)[:, None, None]
                 new_top = jnp.maximum(top, sink)
                 safe_top = jnp.where(new_top == -jnp.inf, 0.0, new_top)
@@ -273,10 +276,12 @@ def backward(
                 weights, dropped, d_weights, capped = seen
                 d_scores = lax.optimization_barrier(weights * (d_weights - slope))
                 d_v = sides.add_columns(d_v, j, times(dropped, d_c_block))
+                # The bias is added behind the cap, so that its gradient is taken before that of the cap, 1 - tanh**2.
                 if d_bias is not None:
                     d_bias = sides.add_bias(d_bias, first, i, j, swap_last_axes(d_scores))
                 if capped is not None:
                     d_scores = d_scores * (1.0 - capped * capped)
+                # Of scaled queries, so that the gradient of keys needs no factor; that of queries gets it below.
                 d_k = sides.add_columns(d_k, j, times(d_scores, q_block))
                 part = transposed_times(d_scores, sides.columns_of(k, j))
                 return part if d_q_block is None else d_q_block + part, d_k, d_v, d_bias

@@ -50,6 +50,7 @@ def attend(call: KernelCall) -> Float[Array, "B T H Dv"]:
         call.value,
         scale=call.scale,
         is_causal=call.mask is not None,
+        # Keys before and behind the query's own, which our size counts, too.
         local_window_size=(size - 1, 0) if size else None,
         implementation="cudnn",
     )

@@ -90,9 +90,11 @@ def _attend(precision: str | None, scale: float, softcap: float | None, *operand
     query, key, value, bias, sinks, allowed = operands
     keys, heads, dtype = key.shape[1], key.shape[2], jnp.promote_types(query.dtype, jnp.float32)
     group, block = query.shape[2] // heads, min(_block(), keys)
+    # The queries of heads that share keys are rows of one product, so that each key is read once.
     query_heads = rearrange(query.astype(dtype) * scale, "b t (k g) c -> b k (g t) c", k=heads)
     first, last = jnp.int32(0), jnp.int32(-(-keys // block))
     if allowed is not None and allowed.shape[3] > 1:
+        # From the first to the last block with a key that some query of some sequence sees; none without such a key.
         seen = allowed.any((0, 1, 2))
         first = jnp.argmax(seen).astype(jnp.int32) // block
         last = jnp.where(seen.any(), (keys - 1 - jnp.argmax(seen[::-1]).astype(jnp.int32)) // block + 1, first)

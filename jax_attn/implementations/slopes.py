@@ -87,6 +87,7 @@ def _forward(
             for one, result in zip(tangents_of_results, results, strict=True)
         ]
 
+    # The innermost `jax.vmap` first: `_batch` adds each further one at the end.
     for axes in levels:
         forward = jax.vmap(forward, axes)
     with jax.default_matmul_precision(slopes.precision):

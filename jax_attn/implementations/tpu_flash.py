@@ -94,6 +94,7 @@ def attend(call: KernelCall) -> Float[Array, "B T H Dv"]:
 
     _, heads, queries, keys = call.scores_shape
     rows, columns = _padded(queries), _padded(keys)
+    # The kernel takes no scale.
     query = (call.query * call.scale).astype(call.query.dtype)
     operands = [
         _fill(rearrange(array, "b t h c -> b h t c"), (length, _whole(array.shape[-1])))

@@ -52,6 +52,7 @@ def attend(call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     allowed = call.allowed() if call.mask is not None and next(call.mask.arrays(), None) is not None else None
     positions, contexts = torch.arange(max(queries, keys), device="cpu"), []
     for start, stop, first, last in _blocks(call.mask, _rows(call), queries, keys):
+        # The queries of heads that share keys are rows of one product, so that no key is repeated.
         rows = query[:, :, start:stop].unflatten(1, (key_heads, -1)).flatten(2, 3)
         scores = (rows @ key[:, :, first:last].transpose(2, 3)) * call.scale
         scores = scores.view(batch, heads, stop - start, last - first)

@@ -65,8 +65,10 @@ def attend_with_lse(call: KernelCall) -> tuple[Tensor, Tensor]:
 def _scores(call: KernelCall) -> Float[Tensor, "B H T S"]:
     """Return the scores with their cap and bias, not masked yet."""
     query, key = call.query, call.key
+    # Float32 at least: a bfloat16 score s would be off by up to 2**-9 of itself, and the weight exp(s) by s times that.
     compute_dtype = torch.promote_types(query.dtype, torch.float32)
     query_heads, key_heads = query.shape[2], key.shape[2]
+    # Query head i reads key head i // g: the query heads that share a key head are neighbours (arXiv 2305.13245).
     q = rearrange(query.to(compute_dtype), "b t (h g) c -> b t h g c", h=key_heads, g=query_heads // key_heads)
     k = key.to(compute_dtype)
     scores = rearrange(einsum(q, k, "b t h g c, b s h c -> b h g t s"), "b h g t s -> b (h g) t s") * call.scale

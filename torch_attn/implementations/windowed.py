@@ -54,11 +54,13 @@ def attend(call: KernelCall) -> Float[Tensor, "B T H Dv"]:
     batch, heads, queries, keys = call.scores_shape
     block = _block(queries, size)
     blocks = -(-queries // block)
+    # Position of the first key of query 0, negative where its window begins before the keys.
     first = offset - size + 1
     span = block + size - 1
 
     def cut(array: Tensor, value: float = 0) -> Tensor:
         """Return ``(B, S, ...)`` as ``(B, m, ..., s)``: the keys of every block, those beyond the ends made up."""
+        # A negative end, where keys lie in front of the first window or behind the last, cuts them off.
         ends = (-first, first + (blocks - 1) * block + span - keys)
         return pad(array, (0, 0) * (array.ndim - 2) + ends, value=value).unfold(1, span, block)
 
