@@ -15,6 +15,7 @@ from einops import rearrange
 from jax import Array
 
 from attn_bridge.recurrence import check_form
+from attn_bridge.sharding.heads import check_width, split_heads
 from attn_bridge.specs import LightningAttentionConfig
 
 from . import functional
@@ -88,12 +89,13 @@ class LightningAttention(RecurrentLayer):
             shapes = (self.config.state_shape, self.config.conv_shape)
             cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask), shapes)
         batch = recurrence.without(batch, recurrence.visible_tokens(attention_mask, batch, cache))
+        config = self.config
         query, key, value = (
-            rearrange(jax.nn.silu(project(batch)), "b t (h c) -> b t h c", h=self.config.num_heads)
-            for project in (self.W_query, self.W_key, self.W_value)
+            split_heads(jax.nn.silu(getattr(self, name)(batch)), config.head_dim, name, config.num_heads)
+            for name in ("W_query", "W_key", "W_value")
         )
         # Fixed by head and layer, not learned: `decay_rates` of the config.
-        rates = jnp.asarray(self.config.decay_rates, functional.wide_dtype(value))
+        rates = jnp.asarray(config.decay_rates, functional.wide_dtype(value))
         context, state = decayed.decayed_attention(
             query,
             key,
@@ -105,4 +107,5 @@ class LightningAttention(RecurrentLayer):
         )
         context = rearrange(context.astype(value.dtype), "b t h c -> b t (h c)")
         gate = jax.nn.sigmoid(self.W_gate(batch))
+        check_width("W_gate", gate.shape[-1], config.width)
         return (context, gate) if cache is None else (context, gate, cache.advance(state, None, batch.shape[1]))

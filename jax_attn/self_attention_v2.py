@@ -87,7 +87,8 @@ class SelfAttention_v2(Layer):
         query, key, value = (
             rearrange(project(batch), "b t c -> b t 1 c") for project in (self.W_query, self.W_key, self.W_value)
         )
-        check_width("W_query", query.shape[3], self.config.d_out)
+        for name, array in (("W_query", query), ("W_value", value)):
+            check_width(name, array.shape[3], self.config.d_out)
         arguments = {"return_weights": return_weights, **functional.attention_arguments(self)}
         result = functional.dot_product_attention(query, key, value, mask=attention_mask, **arguments)
         context, weights = functional.as_pair(result)

@@ -101,7 +101,8 @@ class CausalAttention(Layer):
         query, key, value = (
             rearrange(project(batch), "b t c -> b t 1 c") for project in (self.W_query, self.W_key, self.W_value)
         )
-        check_width("W_query", query.shape[3], self.config.d_out)
+        for name, array in (("W_query", query), ("W_value", value)):
+            check_width(name, array.shape[3], self.config.d_out)
         result = functional.dot_product_attention(
             query,
             key,

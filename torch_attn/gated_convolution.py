@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch.types import Device
 
 from attn_bridge.recurrence import check_form, choose_form
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import GatedConvolutionConfig
 
 from .initial_weights import linear
@@ -55,8 +56,11 @@ class GatedConvolution(RecurrentLayer):
     def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
         choose_form(form, batch.shape[1])
         state, _ = states
-        products = recurrence.without(self.W_key(batch) * self.W_value(batch), visible)  # biases are no zeros
+        query, key, value = self.W_query(batch), self.W_key(batch), self.W_value(batch)
+        for name, projected in (("W_query", query), ("W_key", key), ("W_value", value)):
+            check_width(name, projected.shape[-1], self.config.width)
+        products = recurrence.without(key * value, visible)  # biases are no zeros
         mixed, inputs = self.conv1d(products, None if state is None else state[:, 0])
         inputs = inputs[:, None]
-        output = self.out_proj(self.W_query(batch) * mixed)
+        output = self.out_proj(query * mixed)
         return output, (inputs, None)

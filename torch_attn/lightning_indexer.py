@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.types import Device
 
 from attn_bridge.masks import Mask
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import Indexer
 
 from . import functional
@@ -87,10 +88,13 @@ class LightningIndexer(Layer):
         # As many keys as may be chosen: all of them are, and the scores need not be computed.
         if is_at_most(keys, config.top_k):
             return mask
-        query = rearrange(self.W_index_query(asking), "b t (h c) -> b t h c", h=config.num_heads)
+        query, weights = self.W_index_query(asking), self.W_index_weights(x)
+        check_width("W_index_query", query.shape[-1], config.num_heads * config.head_dim)
+        check_width("W_index_weights", weights.shape[-1], config.num_heads)
+        query = rearrange(query, "b t (h c) -> b t h c", h=config.num_heads)
         query = query if tables is None else apply_rotary(query, *tables, config.pairing)
         wide = functional.wide_dtype(x)
-        query, key, weights = (functional.constant(part, wide) for part in (query, key, self.W_index_weights(x)))
+        query, key, weights = (functional.constant(part, wide) for part in (query, key, weights))
         # I(t, s) = sum over heads of w(t, h) relu(q(t, h) k(s)), the paper's equation 1. The two factors, those of the
         # published code, are equal for all keys and change no choice.
         with without_autocast(query):

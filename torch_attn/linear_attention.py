@@ -110,7 +110,7 @@ class LinearAttention(Layer):
                 ("W_value", self.config.value_head_dim),
             )
         )
-        check_groups(query.shape[2], key.shape[2])
+        check_groups(query.shape[2], key.shape[2], value_heads=value.shape[2])
         query, key = recurrence.relative_features(query), recurrence.positive_features(key)
         if cache is not None and return_weights:
             raise NotImplementedError("return_weights with a cache: it keeps a state, and no keys")

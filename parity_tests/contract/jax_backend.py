@@ -60,6 +60,14 @@ def halve(layer: nnx.Linear, half: int, side: str) -> None:
             setattr(layer, name, nnx.Param(jnp.split(array[...], 2, axis)[half]))
 
 
+def keep_first(layer: nnx.Linear) -> None:
+    """Keep the first output of a linear layer alone."""
+    for name in ("kernel", "bias"):
+        array = getattr(layer, name)
+        if array is not None:
+            setattr(layer, name, nnx.Param(array[...][..., :1]))
+
+
 def parameter(module: nnx.Module, name: str) -> np.ndarray:
     """Return a parameter by its torch name."""
     return flax_to_torch(get_weights(module), module.config.rules())[name]

@@ -50,6 +50,12 @@ def halve(layer: nn.Linear, half: int, side: str) -> None:
             setattr(layer, name, nn.Parameter(array.detach().chunk(2, axis)[half]))
 
 
+def keep_first(layer: nn.Linear) -> None:
+    """Keep the first output of a linear layer alone."""
+    for name, array in list(layer.named_parameters()):
+        setattr(layer, name, nn.Parameter(array.detach()[:1]))
+
+
 def parameter(module: nn.Module, name: str) -> np.ndarray:
     """Return a parameter by its torch name."""
     return module.get_parameter(name).detach().numpy()

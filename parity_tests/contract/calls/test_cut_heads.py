@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -44,8 +46,16 @@ def test_outputs_of_halves_of_the_heads_add_up(backend, name):
     np.testing.assert_allclose(output(0) + output(1), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+def layer_of(module, path):
+    """Return a layer by its path, in which numbers are places in a list."""
+    return functools.reduce(
+        lambda part, name: part[int(name)] if name.isdigit() else getattr(part, name), path.split("."), module
+    )
+
+
 QUERIES, PROJECTIONS = ("W_query",), ("W_query", "W_key", "W_value")
-EXAMPLES = {name: specs.find_variant(name).examples[0].config for name in ("DifferentialAttention", "GatedDeltaNet")}
+EXAMPLES = {variant.name: variant.examples[0].config for variant in specs.VARIANTS if variant.examples}
+INDEXED = EXAMPLES["SparseIndexedAttention"]
 REFUSED = {
     "keys alone": (
         "MultiHeadAttention",
@@ -78,7 +88,46 @@ REFUSED = {
         QUERIES,
         "the input of a convolution",
     ),
+    "values of features": (
+        "LinearAttention",
+        CASES["LinearAttention"],
+        ("W_value",),
+        r"\(4\) and of W_value \(2\) must",
+    ),
+    "values of a single head": (
+        "CausalAttention",
+        {"d_in": 4, "d_out": 4, "context_length": 5},
+        ("W_value",),
+        r"width of W_value \(2\) must be 4",
+    ),
+    "values of a head": (
+        "SelfAttention_v2",
+        {"d_in": 4, "d_out": 4},
+        ("W_value",),
+        r"width of W_value \(2\) must be 4",
+    ),
+    "states of fewer heads": (
+        "LightningAttention",
+        {"config": EXAMPLES["LightningAttention"]},
+        PROJECTIONS,
+        r"width of W_query \(6\) must be 12",
+    ),
+    "products alone": ("GatedConvolution", {"config": EXAMPLES["GatedConvolution"]}, PROJECTIONS[1:], "width of W_key"),
+    "indices": ("SparseIndexedAttention", {"config": INDEXED}, ("indexer.W_index_query",), "width of W_index_query"),
 }
+SINGLE = {
+    "gates of states": ("LightningAttention", "W_gate", r"width of W_gate \(1\) must be 12"),
+    **{
+        f"{name} of products": ("GatedConvolution", name, rf"width of {name} \(1\) must be 6")
+        for name in ("W_query", "W_key", "W_value")
+    },
+    "weights of indices": (
+        "SparseIndexedAttention",
+        "indexer.W_index_weights",
+        r"width of W_index_weights \(1\) must be 4",
+    ),
+}
+"""Layers that were cut to a single number, which broadcasts to all heads or channels."""
 
 
 @pytest.mark.parametrize("label", REFUSED)
@@ -87,9 +136,17 @@ def test_other_cuts_are_refused(backend, label):
     name, arguments, layers, message = REFUSED[label]
     module = backend.build(name, **arguments)
     for path in layers:
-        owner, _, last = path.rpartition(".")
-        parent = module if not owner else module.heads[int(owner.split(".")[1])]
-        backend.halve(getattr(parent, last), 0, "outputs")
+        backend.halve(layer_of(module, path), 0, "outputs")
     width = arguments["d_in"] if "d_in" in arguments else arguments["config"].d_in
     with pytest.raises(ValueError, match=message):
         module(backend.as_argument(modules.draw(2, 5, width)))
+
+
+@pytest.mark.parametrize("label", SINGLE)
+def test_a_layer_of_a_single_number_is_refused(backend, label):
+    """It would be the gate, or the weight, of every head."""
+    name, path, message = SINGLE[label]
+    module = backend.build(name, config=EXAMPLES[name])
+    backend.keep_first(layer_of(module, path))
+    with pytest.raises(ValueError, match=message):
+        module(backend.as_argument(modules.draw(2, 5, EXAMPLES[name].d_in)))
