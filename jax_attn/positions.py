@@ -40,6 +40,7 @@ def rotary_tables(
         exponents = jnp.asarray(scaling.exponents(dim), dtype)
         frequencies = frequencies * jnp.maximum(growth, 1.0) ** -exponents
     if isinstance(scaling, LongRoPEScaling):
+        # Positions count from 0: this one is the first behind the context.
         is_long = positions.max() >= scaling.original_context
         stretched = scaling.long_frequencies(rotary.base, dim)
         frequencies = jnp.where(is_long, jnp.asarray(stretched, dtype), frequencies)
@@ -112,6 +113,8 @@ def alibi_bias(
     slopes = jnp.asarray(Alibi().slopes(num_heads), dtype)
     size, is_later = (array[..., None, :, :] for array in _distances(query_positions, key_positions))
     size = size.astype(dtype)
+    # The published code adds slope * key position, which differs by one number per query, and softmax cancels that: a
+    # later key gets more, not less.
     return -slopes[:, None, None] * jnp.where(is_later, -size, size)
 
 

@@ -45,6 +45,7 @@ def rotary_tables(
         exponents = torch.as_tensor(scaling.exponents(dim), device=positions.device).to(dtype)
         frequencies = frequencies * torch.clamp(growth, min=1.0) ** -exponents
     if isinstance(scaling, LongRoPEScaling):
+        # Positions count from 0: this one is the first behind the context.
         is_long = positions.max() >= scaling.original_context
         stretched = scaling.long_frequencies(rotary.base, dim)
         stretched = torch.as_tensor(stretched, device=positions.device).to(dtype)
@@ -125,6 +126,8 @@ def alibi_bias(
     slopes = torch.as_tensor(Alibi().slopes(num_heads), device=query_positions.device).to(dtype)
     size, is_later = (array[..., None, :, :] for array in _distances(query_positions, key_positions))
     size = size.to(dtype)
+    # The published code adds slope * key position, which differs by one number per query, and softmax cancels that: a
+    # later key gets more, not less.
     return -slopes[:, None, None] * torch.where(is_later, -size, size)
 
 

@@ -110,6 +110,7 @@ class Mamba2Config(Config):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Five projections, the convolution, decay and steps, the residual of the values, the norm, and the output."""
+        # Devices share groups: the heads of one read the same query and key.
         by_group = Axis("heads", self.num_groups)
         return (
             *linear("W_gate", self.d_in, self.width, bias=self.bias, axes=(by_group, "embed")),

@@ -256,6 +256,7 @@ class RelativeBias:
         # distances at which the floor steps up.
         ends = []
         for k in range(1, ranges):
+            # A little below the power, whose rounding would else push a whole number up to the next one.
             end = math.ceil(exact * growth ** (k / ranges) * (1.0 - 1e-12))
             steps = _single(_single(_single(math.log(_single(end / exact))) / whole) * ranges)
             ends.append(end + int(steps < k))

@@ -13,6 +13,7 @@ from ..vectors.products import product
 from .blocks import job_at, seen_by, seen_by_block
 from .softmax import QUERIES
 
+# Tiles are narrow here: the scores of keys that one of their queries sees are computed for all of them.
 _WIDEST = min(VECTORS, 2)
 
 _COLUMNS = _WIDEST * LANES

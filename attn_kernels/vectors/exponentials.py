@@ -12,6 +12,7 @@ _LARGEST = 7.90531110763549805
 _SMALL = 1.6e-7
 """The square of the argument below which tanh is the argument itself; products would be subnormal there."""
 
+# The highest power first: of the numerator, whose powers are odd, and of the denominator, whose powers are even.
 _ODD = (
     -2.76076847742355e-16,
     2.00018790482477e-13,

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+# System calls have these numbers on every architecture, from Linux 5.13 on.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = 1
 """Flag of the first system call that asks for the version of the interface."""
@@ -27,6 +28,7 @@ _WRITES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
 _SIGNALS_AND_SOCKETS = 0b11
 """Scopes: signals and abstract sockets reach only processes that are restricted in the same way."""
 
+# Versions of the interface, which refuses the bits of later ones.
 _FIRST_WITH_REFER, _FIRST_WITH_TRUNCATE, _FIRST_WITH_SCOPES = 2, 3, 6
 
 

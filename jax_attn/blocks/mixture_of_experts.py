@@ -116,6 +116,7 @@ class MixtureOfExperts(nnx.Module):
             return chosen, self._scaled(chosen, weights)
         scores = jax.nn.softmax(logits, -1) if router.scores == "softmax" else jax.nn.sigmoid(logits)
         preferred = scores if router.corrects == "scores" else logits
+        # A bias that balances the load chooses experts, and does not weigh them (DeepSeek-V3, arXiv 2412.19437).
         if router.correction:
             preferred = preferred + self.router.correction_bias.astype(logits.dtype)
         if router.groups is not None:
@@ -152,6 +153,7 @@ class MixtureOfExperts(nnx.Module):
         groups = self.config.router.groups
         assert groups is not None, "asked for where there are groups"
         grouped = rearrange(preferred, "n (g e) -> n g e", g=groups.number)
+        # A group counts as much as its two best experts together (DeepSeek-V3) or its best one (V2, arXiv 2405.04434).
         best = jax.lax.top_k(grouped, 2 if groups.score == "top2" else 1)[0].sum(-1)
         chosen = jax.lax.top_k(best, groups.chosen)[1]
         is_chosen = (chosen[:, :, None] == jnp.arange(groups.number)).any(1)

@@ -178,6 +178,7 @@ class KeyValueCache:
         self._check_mask(mask, num_heads, tokens, (earlier or 0) + tokens)
         if earlier is None:
             key, value = self._check_length(key, value, mask, hidden, num_heads)
+        # Of a padding that holds for this call alone; that which the cache remembers is counted below.
         padding = left_padding(mask)
         if padding is not None:
             mask = mask.behind(padding[:, None, None])

@@ -372,6 +372,7 @@ def _inverse_by_halves(below: Array) -> Array:
     starts = [width * at for at in range(count)]
     inner = jnp.stack([below[..., at : at + width, at : at + width] for at in starts], -3)
     unit = jnp.eye(width, dtype=below.dtype)
+    # Forward substitution: a row of the inverse is that of the unit matrix less the rows above, weighed by `below`.
     rows = [jnp.zeros_like(inner[..., :1, :]) + unit[:1]]  # sharded as the matrix is, as JAX's explicit axes require
     for at in range(1, width):
         rows.append(unit[at] - inner[..., at : at + 1, :at] @ jnp.concatenate(rows, -2))
@@ -381,6 +382,7 @@ def _inverse_by_halves(below: Array) -> Array:
         upper, lower = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
         starts = [2 * half * at for at in range(count)]
         corners = jnp.stack([below[..., at + half : at + 2 * half, at : at + half] for at in starts], -3)
+        # [[A, 0], [C, B]] has the inverse [[A', 0], [-B' C A', B']], of which both diagonal blocks are known.
         corner = -lower @ (corners @ upper)
         top = jnp.concatenate([upper, jnp.zeros_like(upper)], -1)
         inverse = jnp.concatenate([top, jnp.concatenate([corner, lower], -1)], -2)

@@ -99,6 +99,7 @@ def _selective_chunks(
         log_decay = step[:, :, None, :] * rates
         written = key[..., None] * value[:, :, None, :]
         carried = jnp.exp(log_decay.cumsum(1)) * state[:, None]
+        # The recurrence is linear: what the chunk writes from no state, plus the decayed state from before it.
         states = chunks.accumulate(log_decay, written) + carried
         return states[:, -1], einsum(query, states, "b t k, b t k c -> b t c")
 

@@ -71,6 +71,7 @@ class AlternatingUpdates(Layer):
             updated: the active stream behind the sublayers.
         """
         gain = updated - predicted[:, :, self.config.active]
+        # Around 1: where the correction gives 0, each stream takes the gain that the active one has.
         shares = self.correction(self._route(updated)) + 1.0
         return predicted + shares[..., None] * gain[:, :, None]
 

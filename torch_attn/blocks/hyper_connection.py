@@ -95,11 +95,14 @@ class HyperConnection(Layer):
         if not config.writes:
             return x, None, None
         logits = rearrange(parts[2], "... (n m) -> ... n m", n=config.streams)
+        # Sinkhorn and Knopp: rows and columns are divided by their sums in turn, until both are 1. Softmax is the
+        # first step, of rows.
         mixing = torch.softmax(logits, -1) + config.eps
         mixing = mixing / (mixing.sum(-2, keepdim=True) + config.eps)
         for _ in range(config.iterations - 1):
             mixing = mixing / (mixing.sum(-1, keepdim=True) + config.eps)
             mixing = mixing / (mixing.sum(-2, keepdim=True) + config.eps)
+        # Shares of 0 to 2: where the projection gives 0 they are 1, as in a plain residual connection.
         return x, 2.0 * torch.sigmoid(parts[1]), mixing
 
     def write(

@@ -119,6 +119,7 @@ class MixtureOfExperts(Layer):
             return chosen, self._scaled(chosen, weights)
         scores = torch.softmax(logits, -1) if router.scores == "softmax" else torch.sigmoid(logits)
         preferred = scores if router.corrects == "scores" else logits
+        # A bias that balances the load chooses experts, and does not weigh them (DeepSeek-V3, arXiv 2412.19437).
         if router.correction:
             preferred = preferred + self.router.correction_bias.to(logits.dtype)
         if router.groups is not None:
@@ -155,6 +156,7 @@ class MixtureOfExperts(Layer):
         groups = self.config.router.groups
         assert groups is not None, "asked for where there are groups"
         grouped = rearrange(preferred, "n (g e) -> n g e", g=groups.number)
+        # A group counts as much as its two best experts together (DeepSeek-V3) or its best one (V2, arXiv 2405.04434).
         best = grouped.topk(2 if groups.score == "top2" else 1, -1).values.sum(-1)
         chosen = best.topk(groups.chosen, -1).indices
         is_chosen = (chosen[:, :, None] == torch.arange(groups.number, device=chosen.device)).any(1)

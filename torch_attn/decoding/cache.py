@@ -171,6 +171,7 @@ class KeyValueCache:
         validation.check_positions(tuple(positions.shape), dtype, key.shape[0], tokens)
         hidden, mask = self._split(causal() if mask is None else mask, attention_mask, length)
         self._check_mask(mask, num_heads, tokens, length)
+        # Of a padding that holds for this call alone; that which the cache remembers is counted below.
         padding = left_padding(mask)
         if padding is not None:
             mask = mask.behind(padding[:, None, None])

@@ -366,6 +366,7 @@ def _inverse_by_halves(below: Tensor) -> Tensor:
     starts = [width * at for at in range(count)]
     inner = torch.stack([below[..., at : at + width, at : at + width] for at in starts], -3)
     unit = torch.eye(width, dtype=below.dtype, device=below.device)
+    # Forward substitution: a row of the inverse is that of the unit matrix less the rows above, weighed by `below`.
     rows = [unit[:1].expand(*inner.shape[:-2], 1, width)]
     for at in range(1, width):
         rows.append(unit[at] - inner[..., at : at + 1, :at] @ torch.cat(rows, -2))
@@ -375,6 +376,7 @@ def _inverse_by_halves(below: Tensor) -> Tensor:
         upper, lower = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
         starts = [2 * half * at for at in range(count)]
         corners = torch.stack([below[..., at + half : at + 2 * half, at : at + half] for at in starts], -3)
+        # [[A, 0], [C, B]] has the inverse [[A', 0], [-B' C A', B']], of which both diagonal blocks are known.
         corner = -lower @ (corners @ upper)
         top = torch.cat([upper, torch.zeros_like(upper)], -1)
         inverse = torch.cat([top, torch.cat([corner, lower], -1)], -2)

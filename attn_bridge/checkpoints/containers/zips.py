@@ -26,6 +26,7 @@ from .files import File, bad, check_infos, leads_out
 from .writing import TargetFile, as_bytes, open_target, sync_folder
 
 LOCAL, CENTRAL, END, END64, LOCATOR64 = b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7"
+# All ones: the number is in a field of zip64. The first is the length of the longest comment, too.
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
 
 REFUSED_FLAGS = 0x2041

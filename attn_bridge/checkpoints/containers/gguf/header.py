@@ -19,6 +19,7 @@ MAX_KEYS, MAX_ITEMS, MAX_SHOWN = 1 << 16, 1 << 22, 1 << 12
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 """Number of a type of values -> how its bytes are read."""
 
+# Numbers of the types of values whose length is in the file.
 STRING, ARRAY = 8, 9
 
 Value = bool | int | float | str | list[bool | int | float]

@@ -21,6 +21,7 @@ from ..sources import inside, open_file, read_file
 
 MANIFEST = "manifest.ocdbt"
 
+# The first words of a manifest and of a node, by TensorStore's description of OCDBT.
 MAGIC_MANIFEST, MAGIC_NODE = 0x0CDB3A2A, 0x0CDB20DE
 
 NONE = (1 << 64) - 1

@@ -56,6 +56,7 @@ _INTO_NUMPY = {Tensor.numpy, Tensor.__array__}
 _WRITES = re.compile(r"__setitem__|__i(?!nvert|nt|ndex)[a-z]+__|[a-z].*[a-z0-9]_")
 _GRAD = Tensor.grad.__get__
 _WRITES_NO_DATA = {Tensor.requires_grad_, Tensor.detach_}
+# Levels of lists that are looked into: also the end of one that contains itself.
 _MAX_DEPTH = 4
 
 

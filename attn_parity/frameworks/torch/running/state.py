@@ -27,6 +27,7 @@ ONE_AT_A_TIME = threading.RLock()
 """Held while a module runs: default dtype, modules and random state belong to the process, not to a thread."""
 
 _CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
+# Levels of containers that are looked into: also the end of one that contains itself.
 _MAX_DEPTH = 4
 _MISSING = object()
 
