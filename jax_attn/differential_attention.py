@@ -12,7 +12,6 @@ from typing import Never
 import jax
 import jax.numpy as jnp
 from einops import rearrange
-from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
@@ -23,7 +22,7 @@ from attn_bridge.specs import DifferentialAttentionConfig
 from . import functional
 from .decoding.cache import KeyValueCache
 from .decoding.token_positions import last_of_rows, positions_of
-from .initial_weights import linear, normal
+from .initial_weights import linear, normal, parameter
 from .layer import Layer, LayerOptions, Unpack
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
@@ -62,10 +61,10 @@ class DifferentialAttention(Layer):
         self.W_key = linear(config.d_in, key_width, config.qkv_bias, **options)
         self.W_value = linear(config.d_in, key_width, config.qkv_bias, **options)
         self.out_proj = linear(query_width, config.d_out, config.out_bias, **options)
-        self.lambda_q1 = nnx.Param(0.1 * normal((config.head_dim,), **options))
-        self.lambda_k1 = nnx.Param(0.1 * normal((config.head_dim,), **options))
-        self.lambda_q2 = nnx.Param(0.1 * normal((config.head_dim,), **options))
-        self.lambda_k2 = nnx.Param(0.1 * normal((config.head_dim,), **options))
+        self.lambda_q1 = parameter(0.1 * normal((config.head_dim,), **options))
+        self.lambda_k1 = parameter(0.1 * normal((config.head_dim,), **options))
+        self.lambda_q2 = parameter(0.1 * normal((config.head_dim,), **options))
+        self.lambda_k2 = parameter(0.1 * normal((config.head_dim,), **options))
 
     @typed_as(CachedAttentionCall)
     def __call__(

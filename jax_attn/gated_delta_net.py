@@ -9,17 +9,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from einops import rearrange
-from flax import nnx
 
 from attn_bridge.recurrence import check_form
 from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional
-from .initial_weights import filled, linear, uniform
+from .initial_weights import filled, linear, parameter, uniform
 from .layer import LayerOptions, Unpack
 from .random import Rngs
-from .recurrent import recurrence
+from .recurrent import decayed, recurrence
 from .recurrent.layer import LayerRead, RecurrentLayer, States, Tokens, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
@@ -63,7 +62,7 @@ class GatedDeltaNet(RecurrentLayer):
         self.W_alpha = linear(d_in, heads, bias=False, **options)
         self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **options)
         self.dt_bias = filled(heads, 1.0, **options)
-        self.A_log = nnx.Param(jnp.log(0.01 + 15.99 * uniform((heads,), **options)))
+        self.A_log = parameter(decayed.initial_log_rates(uniform((heads,), **options), 0.01))
         self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
 

@@ -73,6 +73,11 @@ def normal(
     return draw_normal(rngs.params(), shape, param_dtype)
 
 
+def parameter(array: Array) -> nnx.Param[Array]:
+    """Return an array as a parameter of a module."""
+    return nnx.Param(array)
+
+
 def filled(
     shape: int | tuple[int, ...],
     value: float,
@@ -82,4 +87,4 @@ def filled(
     dtype: DTypeLike | None = None,
 ) -> nnx.Param[Array]:
     """Return a parameter of `shape` and `param_dtype` that starts with one value; it draws nothing."""
-    return nnx.Param(jnp.full(shape, value, param_dtype))
+    return parameter(jnp.full(shape, value, param_dtype))

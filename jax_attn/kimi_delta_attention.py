@@ -10,14 +10,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from einops import rearrange
-from flax import nnx
 
 from attn_bridge.recurrence import CHANNEL_CHUNK_SIZE, check_form
 from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import KimiDeltaAttentionConfig
 
 from . import functional
-from .initial_weights import linear, uniform
+from .initial_weights import linear, parameter, uniform
 from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence
@@ -65,8 +64,8 @@ class KimiDeltaAttention(RecurrentLayer):
         self.W_gate_down = linear(d_in, config.gate_rank, bias=False, **options)
         self.W_gate_up = linear(config.gate_rank, config.value_width, bias=False, **options)
         self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **options)
-        self.dt_bias = nnx.Param(decayed.initial_step_bias(uniform((config.key_width,), **options)))
-        self.A_log = nnx.Param(jnp.log(1.0 + 15.0 * uniform((heads,), **options)))
+        self.dt_bias = parameter(decayed.initial_step_bias(uniform((config.key_width,), **options)))
+        self.A_log = parameter(decayed.initial_log_rates(uniform((heads,), **options)))
         self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
 

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from attn_bridge.specs import LayerNormConfig
 
 from . import functional
+from .initial_weights import filled
 from .random import Rngs
 
 
@@ -49,10 +50,11 @@ class LayerNorm(nnx.Module):
         dtype: DTypeLike | None = None,
     ):
         self.config = LayerNormConfig(emb_dim, eps, affine, bias, unit_offset)
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         if affine:
-            self.scale = nnx.Param(jnp.full(emb_dim, 0.0 if unit_offset else 1.0, param_dtype))
+            self.scale = filled(emb_dim, 0.0 if unit_offset else 1.0, **options)
         if affine and bias:
-            self.shift = nnx.Param(jnp.zeros(emb_dim, param_dtype))
+            self.shift = filled(emb_dim, 0.0, **options)
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:

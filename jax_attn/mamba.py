@@ -7,7 +7,6 @@ here. Twins: `jax_attn.mamba`, `torch_attn.mamba`. Letters: b batch, t position,
 from __future__ import annotations
 
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
@@ -16,7 +15,7 @@ from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import MambaConfig
 
 from . import functional
-from .initial_weights import filled, linear, uniform
+from .initial_weights import filled, linear, parameter, uniform
 from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence, selective
@@ -67,8 +66,8 @@ class Mamba(RecurrentLayer):
             self.k_norm = RMSNorm(state, config.eps, **options)
             self.q_norm = RMSNorm(state, config.eps, **options)
         self.W_step_up = linear(rank, width, False, **options)
-        self.dt_bias = nnx.Param(decayed.initial_step_bias(uniform((width,), **options)))
-        self.A_log = nnx.Param(selective.initial_rates(width, state, param_dtype=param_dtype))
+        self.dt_bias = parameter(decayed.initial_step_bias(uniform((width,), **options)))
+        self.A_log = parameter(selective.initial_rates(width, state, param_dtype=param_dtype))
         self.D = filled(width, 1.0, **options)
         self.norm = GatedNorm(width, order="none", **options)
         self.out_proj = linear(width, config.d_out, config.bias, **options)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from einops import rearrange
-from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
@@ -17,7 +16,7 @@ from attn_bridge.recurrence import check_form
 from attn_bridge.specs import Mamba2Config
 
 from . import functional
-from .initial_weights import filled, linear, uniform
+from .initial_weights import filled, linear, parameter, uniform
 from .layer import LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import decayed, recurrence
@@ -62,9 +61,8 @@ class Mamba2(RecurrentLayer):
         self.W_query = linear(d_in, config.key_width, use_bias, **options)
         self.W_step = linear(d_in, heads, use_bias, **options)
         self.conv1d = ShortConvolution(config.conv_width, config.conv_size, config.conv_bias, **options)
-        self.dt_bias = nnx.Param(decayed.initial_step_bias(uniform((heads,), **options)))
-        # A = -exp(A_log) starts uniform in [-16, -1], as published.
-        self.A_log = nnx.Param(jnp.log(1.0 + 15.0 * uniform((heads,), **options)))
+        self.dt_bias = parameter(decayed.initial_step_bias(uniform((heads,), **options)))
+        self.A_log = parameter(decayed.initial_log_rates(uniform((heads,), **options)))
         self.D = filled(heads, 1.0, **options)
         self.norm = GatedNorm(config.width, config.norm_groups, config.eps, config.norm_order, **options)
         self.out_proj = linear(config.width, config.d_out, use_bias, **options)

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from attn_bridge.specs import RMSNormConfig
 
 from . import functional
+from .initial_weights import filled
 from .random import Rngs
 
 
@@ -48,9 +49,9 @@ class RMSNorm(nnx.Module):
         dtype: DTypeLike | None = None,
     ):
         self.config = RMSNormConfig(emb_dim, eps, unit_offset, affine)
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         if affine:
-            start = 0.0 if unit_offset else 1.0
-            self.scale = nnx.Param(jnp.full(emb_dim, start, param_dtype))
+            self.scale = filled(emb_dim, 0.0 if unit_offset else 1.0, **options)
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:

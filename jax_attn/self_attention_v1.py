@@ -9,7 +9,6 @@ from typing import Never
 
 import jax.numpy as jnp
 from einops import rearrange
-from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax import Array
 from jaxtyping import Float
@@ -17,7 +16,7 @@ from jaxtyping import Float
 from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
-from .initial_weights import uniform
+from .initial_weights import parameter, uniform
 from .layer import Layer, LayerOptions, Unpack
 from .random import Rngs, check_rngs
 from .signatures import DType, typed_as
@@ -57,9 +56,9 @@ class SelfAttention_v1(Layer):
         self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         shape = (self.config.d_in, self.config.d_out)
-        self.W_query = nnx.Param(uniform(shape, **options))
-        self.W_key = nnx.Param(uniform(shape, **options))
-        self.W_value = nnx.Param(uniform(shape, **options))
+        self.W_query = parameter(uniform(shape, **options))
+        self.W_key = parameter(uniform(shape, **options))
+        self.W_value = parameter(uniform(shape, **options))
         self.dtype = dtype
 
     @typed_as(AttentionCall)

@@ -12,7 +12,7 @@ from typing import Never
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.types import Device
 
 from attn_bridge.masks import Mask, as_mask
@@ -22,7 +22,7 @@ from attn_bridge.specs import DifferentialAttentionConfig
 from . import functional
 from .decoding.cache import KeyValueCache
 from .decoding.token_positions import last_of_rows, positions_of
-from .initial_weights import linear, normal
+from .initial_weights import linear, normal, parameter
 from .layer import Layer
 from .operations.arrays import as_tensor
 from .positions import apply_rotary, rotary_tables
@@ -62,10 +62,10 @@ class DifferentialAttention(Layer):
         self.W_key = linear(config.d_in, key_width, config.qkv_bias, **options)
         self.W_value = linear(config.d_in, key_width, config.qkv_bias, **options)
         self.out_proj = linear(query_width, config.d_out, config.out_bias, **options)
-        self.lambda_q1 = nn.Parameter(0.1 * normal((config.head_dim,), **options))
-        self.lambda_k1 = nn.Parameter(0.1 * normal((config.head_dim,), **options))
-        self.lambda_q2 = nn.Parameter(0.1 * normal((config.head_dim,), **options))
-        self.lambda_k2 = nn.Parameter(0.1 * normal((config.head_dim,), **options))
+        self.lambda_q1 = parameter(0.1 * normal((config.head_dim,), **options))
+        self.lambda_k1 = parameter(0.1 * normal((config.head_dim,), **options))
+        self.lambda_q2 = parameter(0.1 * normal((config.head_dim,), **options))
+        self.lambda_k2 = parameter(0.1 * normal((config.head_dim,), **options))
 
     @torch.no_grad()
     def _reset_own(self) -> None:

@@ -16,9 +16,9 @@ from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional
-from .initial_weights import filled, linear, uniform
+from .initial_weights import filled, linear, parameter, uniform
 from .random import JaxRngs
-from .recurrent import recurrence
+from .recurrent import decayed, recurrence
 from .recurrent.layer import LayerRead, RecurrentLayer, States, Tokens, Visible
 from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
@@ -62,14 +62,14 @@ class GatedDeltaNet(RecurrentLayer):
         self.W_alpha = linear(d_in, heads, bias=False, **options)
         self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **options)
         self.dt_bias = filled(heads, 1.0, **options)
-        self.A_log = nn.Parameter(torch.log(0.01 + 15.99 * uniform((heads,), **options)))
+        self.A_log = parameter(decayed.initial_log_rates(uniform((heads,), **options), 0.01))
         self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
 
     @torch.no_grad()
     def _reset_own(self) -> None:
         self.dt_bias.fill_(1.0)
-        self.A_log.copy_(torch.log(0.01 + 15.99 * torch.rand_like(self.A_log)))
+        self.A_log.copy_(decayed.initial_log_rates(torch.rand_like(self.A_log), 0.01))
 
     def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
         mixed = functional.joined([self.W_query(batch), self.W_key(batch), self.W_value(batch)])

@@ -84,6 +84,11 @@ def normal(
     return drawn.to(torch.get_default_device() if device is None else device)
 
 
+def parameter(array: Tensor) -> nn.Parameter:
+    """Return an array as a parameter of a module."""
+    return nn.Parameter(array)
+
+
 def filled(
     shape: int | tuple[int, ...],
     value: float,
@@ -93,4 +98,4 @@ def filled(
     dtype: torch.dtype | None = None,
 ) -> nn.Parameter:
     """Return a parameter of `shape` that starts with one value; it draws nothing."""
-    return nn.Parameter(torch.full((shape,) if isinstance(shape, int) else shape, value, device=device, dtype=dtype))
+    return parameter(torch.full((shape,) if isinstance(shape, int) else shape, value, device=device, dtype=dtype))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from einops import rearrange
-from torch import nn
 from torch.types import Device
 
 from attn_bridge.recurrence import CHANNEL_CHUNK_SIZE, check_form
@@ -17,7 +16,7 @@ from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import KimiDeltaAttentionConfig
 
 from . import functional
-from .initial_weights import linear, uniform
+from .initial_weights import linear, parameter, uniform
 from .random import JaxRngs
 from .recurrent import decayed, recurrence
 from .recurrent.layer import LayerRead, RecurrentLayer, States, Tokens, Visible
@@ -64,15 +63,15 @@ class KimiDeltaAttention(RecurrentLayer):
         self.W_gate_down = linear(d_in, config.gate_rank, bias=False, **options)
         self.W_gate_up = linear(config.gate_rank, config.value_width, bias=False, **options)
         self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **options)
-        self.dt_bias = nn.Parameter(decayed.initial_step_bias(uniform((config.key_width,), **options)))
-        self.A_log = nn.Parameter(torch.log(1.0 + 15.0 * uniform((heads,), **options)))
+        self.dt_bias = parameter(decayed.initial_step_bias(uniform((config.key_width,), **options)))
+        self.A_log = parameter(decayed.initial_log_rates(uniform((heads,), **options)))
         self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
 
     @torch.no_grad()
     def _reset_own(self) -> None:
         self.dt_bias.copy_(decayed.initial_step_bias(torch.rand_like(self.dt_bias)))
-        self.A_log.copy_(torch.log(1.0 + 15.0 * torch.rand_like(self.A_log)))
+        self.A_log.copy_(decayed.initial_log_rates(torch.rand_like(self.A_log)))
 
     def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:
         mixed = functional.joined([self.W_query(batch), self.W_key(batch), self.W_value(batch)])

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.types import Device
 
 from attn_bridge.specs import LayerNormConfig
 
 from . import functional
+from .initial_weights import filled
 from .layer import Layer
 from .random import JaxRngs
 
@@ -50,10 +51,11 @@ class LayerNorm(Layer):
     ):
         super().__init__()
         self.config = LayerNormConfig(emb_dim, eps, affine, bias, unit_offset)
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
         if affine:
-            self.scale = nn.Parameter(torch.full((emb_dim,), 0.0 if unit_offset else 1.0, device=device, dtype=dtype))
+            self.scale = filled(emb_dim, 0.0 if unit_offset else 1.0, **options)
         if affine and bias:
-            self.shift = nn.Parameter(torch.zeros(emb_dim, device=device, dtype=dtype))
+            self.shift = filled(emb_dim, 0.0, **options)
 
     @torch.no_grad()
     def _reset_own(self) -> None:

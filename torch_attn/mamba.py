@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.types import Device
 
 from attn_bridge.recurrence import check_form
@@ -16,7 +16,7 @@ from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import MambaConfig
 
 from . import functional
-from .initial_weights import filled, linear, uniform
+from .initial_weights import filled, linear, parameter, uniform
 from .random import JaxRngs
 from .recurrent import decayed, recurrence, selective
 from .recurrent.gated_norm import GatedNorm
@@ -66,8 +66,8 @@ class Mamba(RecurrentLayer):
             self.k_norm = RMSNorm(state, config.eps, **options)
             self.q_norm = RMSNorm(state, config.eps, **options)
         self.W_step_up = linear(rank, width, False, **options)
-        self.dt_bias = nn.Parameter(decayed.initial_step_bias(uniform((width,), **options)))
-        self.A_log = nn.Parameter(selective.initial_rates(width, state, device=device, dtype=dtype))
+        self.dt_bias = parameter(decayed.initial_step_bias(uniform((width,), **options)))
+        self.A_log = parameter(selective.initial_rates(width, state, device=device, dtype=dtype))
         self.D = filled(width, 1.0, **options)
         self.norm = GatedNorm(width, order="none", **options)
         self.out_proj = linear(width, config.d_out, config.bias, **options)

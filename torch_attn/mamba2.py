@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from einops import rearrange
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.types import Device
 
 from attn_bridge.recurrence import check_form
 from attn_bridge.specs import Mamba2Config
 
 from . import functional
-from .initial_weights import filled, linear, uniform
+from .initial_weights import filled, linear, parameter, uniform
 from .random import JaxRngs
 from .recurrent import decayed, recurrence
 from .recurrent.gated_norm import GatedNorm
@@ -61,9 +61,8 @@ class Mamba2(RecurrentLayer):
         self.W_query = linear(d_in, config.key_width, use_bias, **options)
         self.W_step = linear(d_in, heads, use_bias, **options)
         self.conv1d = ShortConvolution(config.conv_width, config.conv_size, config.conv_bias, **options)
-        self.dt_bias = nn.Parameter(decayed.initial_step_bias(uniform((heads,), **options)))
-        # A = -exp(A_log) starts uniform in [-16, -1], as published.
-        self.A_log = nn.Parameter(torch.log(1.0 + 15.0 * uniform((heads,), **options)))
+        self.dt_bias = parameter(decayed.initial_step_bias(uniform((heads,), **options)))
+        self.A_log = parameter(decayed.initial_log_rates(uniform((heads,), **options)))
         self.D = filled(heads, 1.0, **options)
         self.norm = GatedNorm(config.width, config.norm_groups, config.eps, config.norm_order, **options)
         self.out_proj = linear(config.width, config.d_out, use_bias, **options)
@@ -71,7 +70,7 @@ class Mamba2(RecurrentLayer):
     @torch.no_grad()
     def _reset_own(self) -> None:
         self.dt_bias.copy_(decayed.initial_step_bias(torch.rand_like(self.dt_bias)))
-        self.A_log.copy_(torch.log(1.0 + 15.0 * torch.rand_like(self.A_log)))
+        self.A_log.copy_(decayed.initial_log_rates(torch.rand_like(self.A_log)))
         self.D.fill_(1.0)
 
     def _read(self, batch: Tokens, visible: Visible, states: States, form: str | None) -> LayerRead:

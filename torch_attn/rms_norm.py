@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.types import Device
 
 from attn_bridge.specs import RMSNormConfig
 
 from . import functional
+from .initial_weights import filled
 from .layer import Layer
 from .random import JaxRngs
 
@@ -48,9 +49,9 @@ class RMSNorm(Layer):
     ):
         super().__init__()
         self.config = RMSNormConfig(emb_dim, eps, unit_offset, affine)
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
         if affine:
-            start = 0.0 if unit_offset else 1.0
-            self.scale = nn.Parameter(torch.full((emb_dim,), start, device=device, dtype=dtype))
+            self.scale = filled(emb_dim, 0.0 if unit_offset else 1.0, **options)
 
     @torch.no_grad()
     def _reset_own(self) -> None:

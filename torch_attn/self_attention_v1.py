@@ -10,13 +10,13 @@ from typing import Never
 import torch
 from einops import rearrange
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.types import Device
 
 from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
-from .initial_weights import uniform
+from .initial_weights import parameter, uniform
 from .layer import Layer
 from .random import JaxRngs, check_rngs
 from .signatures import DType, typed_as
@@ -56,9 +56,9 @@ class SelfAttention_v1(Layer):
         self.implementation = functional.check_implementation(implementation)
         options = {"rngs": rngs, "device": device, "dtype": dtype}
         shape = (self.config.d_in, self.config.d_out)
-        self.W_query = nn.Parameter(uniform(shape, **options))
-        self.W_key = nn.Parameter(uniform(shape, **options))
-        self.W_value = nn.Parameter(uniform(shape, **options))
+        self.W_query = parameter(uniform(shape, **options))
+        self.W_key = parameter(uniform(shape, **options))
+        self.W_value = parameter(uniform(shape, **options))
 
     @torch.no_grad()
     def _reset_own(self) -> None:

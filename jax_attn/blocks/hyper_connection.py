@@ -17,7 +17,7 @@ from jaxtyping import Float
 from attn_bridge.specs import HyperConnectionConfig
 
 from .. import functional
-from ..initial_weights import linear
+from ..initial_weights import filled, linear
 from ..random import Rngs
 
 
@@ -49,9 +49,10 @@ class HyperConnection(nnx.Module):
     ):
         self.config = HyperConnectionConfig.check(config)
         width, outputs = config.streams * config.emb_dim, sum(config.sections)
-        self.projection = linear(width, outputs, bias=False, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.scale = nnx.Param(jnp.ones(len(config.sections), param_dtype))
-        self.bias = nnx.Param(jnp.zeros(outputs, param_dtype))
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        self.projection = linear(width, outputs, bias=False, **options)
+        self.scale = filled(len(config.sections), 1.0, **options)
+        self.bias = filled(outputs, 0.0, **options)
         self.dtype = dtype
 
     def read(

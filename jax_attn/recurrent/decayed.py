@@ -89,6 +89,14 @@ def initial_step_bias(drawn: Float[Array, "H"]) -> Float[Array, "H"]:
     return step + jnp.log(-jnp.expm1(-step))
 
 
+def initial_log_rates(drawn: Float[Array, "H"], least: float = 1.0) -> Float[Array, "H"]:
+    """Return logarithms of rates that are spread evenly from `least` to 16, from draws of U[0, 1).
+
+    Source: the start of ``A_log`` in the published layer (state-spaces/mamba).
+    """
+    return jnp.log(least + (16.0 - least) * drawn)
+
+
 def _decayed_tokens(
     query: Array, key: Array, value: Array, log_decay: Array, state: Array, chunk_size: int
 ) -> tuple[Array, Array]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.types import Device
 
 from attn_bridge.specs import HyperConnectionConfig
 
 from .. import functional
-from ..initial_weights import linear
+from ..initial_weights import filled, linear
 from ..layer import Layer
 from ..operations.autocast import without_autocast
 from ..random import JaxRngs
@@ -51,9 +51,10 @@ class HyperConnection(Layer):
         super().__init__()
         self.config = HyperConnectionConfig.check(config)
         width, outputs = config.streams * config.emb_dim, sum(config.sections)
-        self.projection = linear(width, outputs, bias=False, rngs=rngs, device=device, dtype=dtype)
-        self.scale = nn.Parameter(torch.ones(len(config.sections), device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(outputs, device=device, dtype=dtype))
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        self.projection = linear(width, outputs, bias=False, **options)
+        self.scale = filled(len(config.sections), 1.0, **options)
+        self.bias = filled(outputs, 0.0, **options)
 
     @torch.no_grad()
     def _reset_own(self) -> None:

@@ -91,6 +91,14 @@ def initial_step_bias(drawn: Float[Tensor, "H"]) -> Float[Tensor, "H"]:
     return step + torch.log(-torch.expm1(-step))
 
 
+def initial_log_rates(drawn: Float[Tensor, "H"], least: float = 1.0) -> Float[Tensor, "H"]:
+    """Return logarithms of rates that are spread evenly from `least` to 16, from draws of U[0, 1).
+
+    Source: the start of ``A_log`` in the published layer (state-spaces/mamba).
+    """
+    return torch.log(least + (16.0 - least) * drawn)
+
+
 def _decayed_tokens(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, state: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
