@@ -160,6 +160,7 @@ def bernoulli(
     if threshold in (0, 1 << mantissa):
         return torch.full(sizes, threshold > 0, device=device)
     if x64:
+        # The first 52 of 64 bits are the mantissa: a whole word, and 20 bits of the next.
         high, low = _as_ordered(threshold >> 20), _as_ordered(threshold << 12)
 
         def below(y0: Tensor, y1: Tensor, out: Tensor) -> None:

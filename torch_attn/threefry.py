@@ -75,6 +75,7 @@ def fill(key: Key, out: Tensor, finish: Callable[[Tensor, Tensor, Tensor], None]
         low = torch.arange(size, dtype=torch.int32, device=out.device)
         finish(*threefry(words, torch.zeros_like(low), low), flat)
         return out
+    # Several chunks are a power of two long, so that all counters of one have the same upper word.
     chunk = min(max(size, 1), _CHUNK if out.device.type == "cpu" else _CHUNK_ON_GPU)
     with _unobserved():
         steps = torch.arange(chunk, dtype=torch.int32, device=out.device)

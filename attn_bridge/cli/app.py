@@ -165,6 +165,7 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
         return _fail(f"not enough memory: {error}" if str(error) else "not enough memory", arguments, error)
     except _InterruptedError as error:
         _fail("interrupted", arguments, error.__cause__)
+        # What shells report of a process that SIGINT, number 2, has ended.
         return 130
     except Exception as error:
         # Usage errors of typer's own command-line parser, whose classes have no public name.

@@ -48,6 +48,7 @@ def threefry2x32(key: Words, high: Words, low: Words) -> tuple[Words, Words]:
     x0 = np.broadcast_to(np.asarray(high, np.uint32), shape).reshape(-1) + np.uint32(schedule[0])
     x1 = np.broadcast_to(np.asarray(low, np.uint32), shape).reshape(-1) + np.uint32(schedule[1])
     shifted = np.empty_like(x1)
+    # Behind each four rounds the key is added, turned by one word, and to its last word the number of the group.
     for i in range(5):
         for r in ROTATIONS[i % 2]:
             x0 += x1

@@ -266,6 +266,7 @@ class RelativeBias:
 def _single(number: float) -> float:
     """Round a number to float32 by arithmetic, which torch.compile takes for a constant, as it does not NumPy's."""
     mantissa, exponent = math.frexp(number)
+    # 24 bits, as float32 has with the leading one; `round` takes the even neighbour of a tie, as float32 does.
     return math.ldexp(round(math.ldexp(mantissa, 24)), exponent - 24)
 
 

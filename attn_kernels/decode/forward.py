@@ -100,6 +100,7 @@ def room(job: Array) -> Value:
 
 def _records(job: Array, row: Value, part: Value) -> Array:
     """Return a part's record of a row of all sequences and heads."""
+    # From a cache line on, for which `shared` has 64 bytes to spare.
     start = (job[words.SHARED] + 63) // 64 * 64
     return Array(job.code, start + 4 * _record(sizes_of(job)) * (row * job[words.PARTS] + part))
 

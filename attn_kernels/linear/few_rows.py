@@ -51,6 +51,7 @@ def room(job: Array) -> Value:
 
 def _sums(job: Array, part: Value) -> Array:
     """Return the array of a part's sums."""
+    # From a cache line on, for which `shared` has 64 bytes to spare.
     start = (job[words.SHARED] + 63) // 64 * 64
     return Array(job.code, start + 4 * part * job[words.QUERIES] * job[words.VALUE_DEPTH])
 

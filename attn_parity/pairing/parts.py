@@ -150,6 +150,7 @@ def _is_tied(left: tuple[float, int, int, Split], right: tuple[float, int, int, 
     """Return whether names speak as much for each of two fused tensors to hold the other's parts as its own."""
     (_, i, k, _), (_, j, m, _) = left, right
     finite = [scores.get(pair, math.inf) for pair in ((i, k), (j, m), (i, m), (j, k))]
+    # Scores are sums of a few terms: equal ones differ by the rounding of another order alone.
     return max(finite) - min(finite) < 1e-9 if math.isfinite(max(finite)) else False
 
 

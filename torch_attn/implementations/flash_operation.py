@@ -277,6 +277,7 @@ def _backward_results(query: Tensor, key: Tensor, value: Tensor, *rest: object) 
 
 def _keep(ctx: FunctionCtx, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
+    # Query, key and value, the eight of `_OTHERS`, and the two results per row.
     ctx.save_for_backward(*inputs[:11], *output[1:])
     ctx.options = inputs[11:]
 
@@ -298,6 +299,7 @@ def _differentiate(ctx: FunctionCtx, d_context: Tensor | None, _: object, d_tota
 
 def _keep_of_backward(ctx: FunctionCtx, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
+    # The same eleven, both results per row, and the gradients of context and sums.
     ctx.save_for_backward(*inputs[:15])
     ctx.options = inputs[15:]
 

@@ -103,6 +103,7 @@ class _Twice(torch.autograd.Function):
             raise NotImplementedError(
                 "second derivatives with dropout of the global generator need implementation='reference'"
             )
+        # Of query, key, value and bias, which come behind the context and the options.
         is_asked = ctx.needs_input_grad[2:6]
         # Saved with the operands: autograd sees whether the arrays of a mask were written to since.
         saved, arrays = ctx.saved_tensors[:4], iter(ctx.saved_tensors[4:])

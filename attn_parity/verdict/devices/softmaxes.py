@@ -90,6 +90,7 @@ def _counted(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Map
     for size in sorted({size for size in mesh.values() if size > 1}):
         axes = " or ".join(name for name, count in mesh.items() if count == size)
         for side, other in (SIDES, SIDES[::-1]):
+            # A logit x that is counted n times weighs n exp(x) = exp(x + log(n)).
             for name, weights in _moved(runner, sample, side, within[side], math.log(size)):
                 run = runner.precisely(side, weights, sample.arguments[side])
                 if agree(outputs[other], [wide(one) for one in run.outputs], ROUNDED):
