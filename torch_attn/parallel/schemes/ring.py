@@ -115,6 +115,7 @@ def attend(part: Part, at: Places) -> Tensor:
     if part.sinks is not None:
         # They are counted once, when all keys are.
         sees = sums != -torch.inf
+        # exp(sums) / (exp(sums) + exp(sink)): the share of the keys where the sink joins the softmax.
         share = torch.sigmoid(torch.where(sees, sums, 0.0) - part.sinks.to(dtype)[:, None])
         context = context * rearrange(torch.where(sees, share, 0.0), "b h t -> b t h 1")
     context = context.to(part.query.dtype)
@@ -155,6 +156,7 @@ class _Ring(torch.autograd.Function):
         back = [torch.zeros_like(one) for one in block_arrays]
         d_query = torch.zeros_like(query)
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=query.dtype)
+        # The sum of weights * d_weights over all keys is d_context . context: no key is needed for it (arXiv 2205.14135).
         inside = d_sums - rearrange((d_context * context).sum(-1), "b t h -> b h t")
         groups = query.shape[2] // key.shape[2]
         for hop in range(ring.at.devices):
@@ -182,6 +184,7 @@ class _Ring(torch.autograd.Function):
                 d_query[:, rows] += d_rows
                 asking = _grouped(query[:, rows], groups)
                 back[0][:, columns] += einsum(d_scores, asking, "b k g t s, b t k g c -> b s k c")
+        # After the last hop the gradients of keys are on the device before the one whose keys they are.
         if ring.at.devices > 1:
             back = to_next(back, ring.at.group, ring.at.rank, ring.at.devices)
         d_bias = None if d_bias is None else d_bias.to(bias.dtype)
