@@ -156,7 +156,7 @@ class _Ring(torch.autograd.Function):
         back = [torch.zeros_like(one) for one in block_arrays]
         d_query = torch.zeros_like(query)
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=query.dtype)
-        # The sum of weights * d_weights over all keys is d_context . context: no key is needed for it (arXiv 2205.14135).
+        # The sum of weights * d_weights over all keys is d_context . context: it needs no key (arXiv 2205.14135).
         inside = d_sums - rearrange((d_context * context).sum(-1), "b t h -> b h t")
         groups = query.shape[2] // key.shape[2]
         for hop in range(ring.at.devices):
