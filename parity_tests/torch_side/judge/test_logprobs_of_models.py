@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from attn_bridge import parity
-from attn_parity.frameworks.torch.running.rounding import Rounding
+from attn_parity.frameworks.torch.probes.rounding import Rounding
 
 IDS = np.random.default_rng(0).integers(0, 40, size=(3, 20))
 

@@ -1,6 +1,6 @@
 """The branches that a program takes in a run: those of `jnp.where`, `jnp.clip` and their like, and `lax.cond`.
 
-The twin is `frameworks.torch.running.branches`.
+The twin is `frameworks.torch.probes.branches`.
 """
 
 from __future__ import annotations

@@ -40,16 +40,17 @@ from ....sides.subject import (
 from ....sides.tables import STILL, Branches
 from ....sides.trees import plain_values
 from ....stack import raised_at
+from ..probes.flash import Flash, LogSumExp
+from ..probes.literals import DispatchLiterals
+from ..probes.rounding import Rounding
+from ..probes.tables import DispatchTables
+from ..probes.uses import Uses
 from ..weights import TorchPart, outputs_of
-from .flash import Flash, LogSumExp
 from .gradients import StoppedCalls
 from .lent import LentTensor, Loan, returned
-from .literals import DispatchLiterals
 from .operations import ChangedCalls
-from .probes import DispatchTables, Uses
 from .promotion import promoted
 from .replicas import cut_of, read
-from .rounding import Rounding
 from .state import StateChanges, Watching, eager, undisturbed, unregistered
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Execution:
                 getattr(probe, "moved", 0),
                 probe.met if isinstance(probe, (DispatchTables, DispatchLiterals)) and self.seed == STILL else None,
                 self._shares(outputs, tensors, apart),
-                {self.part.names[name]: at for name, at in probe.found.items()} if isinstance(probe, Uses) else {},
+                {self.part.names[name]: at for name, at in probe.first_uses.items()} if isinstance(probe, Uses) else {},
                 self.branches,
             )
 

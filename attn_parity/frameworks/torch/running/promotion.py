@@ -16,7 +16,7 @@ from torch_attn.functional import dtype_name
 
 from ....sides.subject import CannotPromoteError
 from ....sides.tables import Branches
-from .branches import CHOICES, note
+from ..probes.branches import CHOICES, note
 
 _LOW = {
     **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from attn_parity.frameworks.torch.running import probes
+from attn_parity.frameworks.torch.probes import tables as probes
 from attn_parity.frameworks.torch.subject import subject_of
 
 from .modules import Calls, X, assert_same, everything, relative, run, writes

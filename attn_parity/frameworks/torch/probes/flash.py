@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ....sides.tables import STILL
-from .probes import _moves, uniform
 from .rounding import Uncompiled
+from .tables import is_inexact, uniform
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload, OpOverloadPacket
@@ -59,7 +59,7 @@ class LogSumExp(Uncompiled):
     def _replaced(self, func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         packet = func.overloadpacket
         named = _named(func, args, kwargs)
-        if packet in (aten._softmax, aten._safe_softmax) and _moves(args[0]) and self._is_fine(_result_of(named)):
+        if packet in (aten._softmax, aten._safe_softmax) and is_inexact(args[0]) and self._is_fine(_result_of(named)):
             self.moved += 1
             return self._softmax(named, safe=packet is aten._safe_softmax)
         if packet is aten._softmax_backward_data and self._is_fine(named["output"].dtype):
