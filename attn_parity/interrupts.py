@@ -82,7 +82,7 @@ class orderly_interrupts(contextlib.AbstractContextManager[None]):
         if self._is_inside and number is not None:
             for interrupt in self._orderly:
                 interrupt.has_interrupted = False  # it comes again
-            _thread.start_new_thread(_send, (number,))
+            _thread.start_new_thread(_send_later, (number,))
         else:
             self._hook(unraisable)
 
@@ -106,7 +106,7 @@ class _Orderly:
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         if self._sent < MAX and self._is_between(frame):
             self._sent += 1
-            _thread.start_new_thread(_send, (number,))  # takes no lock that the interrupted code might hold
+            _thread.start_new_thread(_send_later, (number,))  # takes no lock that the interrupted code might hold
             return None
         self._sent = 0
         try:
@@ -137,6 +137,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
     return False
 
 
-def _send(number: int) -> None:
+def _send_later(number: int) -> None:
+    """Wait `AGAIN` seconds, then send a signal to the main thread."""
     time.sleep(AGAIN)
     signal.pthread_kill(threading.main_thread().ident or 0, number)

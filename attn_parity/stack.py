@@ -242,6 +242,7 @@ def _framework(file: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _is_calling(file: str) -> bool:
+    """Return whether a file is in one of the packages that call code of users."""
     return any(_is_below(file, _ROOT / package) for package in _CALLING)
 
 

@@ -65,13 +65,14 @@ def _losing(report: Report) -> str:
 
 def _after_equal(report: Report) -> str:
     """Return the step after a verdict `equal`: to the parts that are not covered, by whatever can reach them."""
-    steps = list(_uncovered(report))
+    steps = list(_steps_to_uncovered(report))
     if steps:
         return f"where the port will be used so, {'; '.join(steps)}; else done"
     return "done; call compare with other dtypes or inputs for more evidence"
 
 
-def _uncovered(report: Report) -> Iterator[str]:
+def _steps_to_uncovered(report: Report) -> Iterator[str]:
+    """Yield the steps that reach uncovered parts: other inputs, train mode, or a look at unused parameters."""
     lines = report.unreached
     for pattern, text in (
         (_ARGUMENT, "call compare with an example_inputs() that gives {} by name"),

@@ -59,7 +59,7 @@ def code(factory: Factory, folder: Path) -> dict[str, object]:
     files = {os.path.relpath(path, folder).replace(os.sep, "/"): path for path in factory.sources().values()}
     own = {path.resolve() for path in files.values()}
     elsewhere = {name: path for name, path in _imported() if path.resolve() not in own}
-    elsewhere |= _installed(factory)
+    elsewhere |= _installed_module(factory)
     own_digests = {name: of_file(path) for name, path in sorted(files.items())}
     modules = {name: of_file(path) for name, path in sorted(elsewhere.items())}
     digest = of_names(own_digests | modules)
@@ -100,8 +100,8 @@ def _of_arrays(arrays: Sequence[tuple[str, Array]]) -> str:
     return digest.hexdigest()
 
 
-def _installed(factory: Factory) -> dict[str, Path]:
-    """Return the module of a factory from installed code."""
+def _installed_module(factory: Factory) -> dict[str, Path]:
+    """Return name -> file of a factory's module if it is installed; empty for a factory in a file of the user."""
     name = getattr(factory.target, "__module__", factory.module.__name__)
     file = getattr(sys.modules.get(name, factory.module), "__file__", None)
     return {} if factory.root is not None or file is None else {str(name): Path(file)}

@@ -70,7 +70,7 @@ def _sample(comparison: AttestedComparison, folder: Path, seconds: float) -> Dat
     with tempfile.TemporaryDirectory(prefix="attn-bridge-") as name:
         scratch = Path(name).resolve()
         file = scratch / "report.json"
-        words = [*_without(list(comparison.words)), "--seeds=1", f"--json={file}"]
+        words = [*_without_left_out(list(comparison.words)), "--seeds=1", f"--json={file}"]
         ending = process.run(words, folder, scratch, seconds=seconds)
         try:
             report = json.loads(process.content(file)) if ending.end == "exit" else None
@@ -84,8 +84,8 @@ def _sample(comparison: AttestedComparison, folder: Path, seconds: float) -> Dat
     return report
 
 
-def _without(words: list[str]) -> list[str]:
-    """Return the words of a command without some options."""
+def _without_left_out(words: list[str]) -> list[str]:
+    """Return the words of a command without the options in `LEFT_OUT` and their values."""
     kept: list[str] = []
     skip = False
     for word in words:

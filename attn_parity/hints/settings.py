@@ -217,6 +217,7 @@ def _total_padding(settings: Mapping[str, object], other: Mapping[str, object]) 
 
 
 def _same_pairs(left: Any, right: Any) -> bool:
+    """Return whether two paddings are the same: names, or ``(before, behind)`` per axis, where one is for all axes."""
     if isinstance(left, str) or isinstance(right, str):
         return bool(left == right)
     size = max(len(left), len(right))

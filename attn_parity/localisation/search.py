@@ -86,7 +86,7 @@ def find(
 
 
 def find_on(sides: Sides, aim: Aim, allowed: float | None = 0.0, *, outputs_agree: bool = False) -> Localisation:
-    """Do so for two subjects that can run."""
+    """Return the module tree, the first divergence and its values for two subjects that run; see `find`."""
     runner = SubmoduleRunner(sides)
     calls, problems = calls_of(sides, runner)
     aim = "precision" if sides.lacks else aim

@@ -195,7 +195,7 @@ def judged(first: Sequences, second: Sequences, draws: Sequence[Array]) -> Logpr
     moved = np.where(is_finite, moved, 0.0)
     has_noise = bool(draws) and bool((is_finite & both).any())
     if alone.size and not has_noise:
-        return LogprobsReport("different", gap, None, None, mean, count, named(alone, None), _one_sided(alone.size))
+        return LogprobsReport("different", gap, None, None, mean, count, named(alone, None), _one_side_text(alone.size))
     if not count:
         reason = "no token has a log-probability on both sides"
         return LogprobsReport("inconclusive", gap, None, None, mean, 0, [], reason)
@@ -207,7 +207,7 @@ def judged(first: Sequences, second: Sequences, draws: Sequence[Array]) -> Logpr
     worst = over[np.argsort(-np.abs(gaps[over]) / np.maximum(allowed[over], 1e-300))]
     beyond = named(alone, None) + named(worst, allowed)
     explained = 1.0 if gap <= level else level / gap
-    message = _one_sided(alone.size) if alone.size else ""
+    message = _one_side_text(alone.size) if alone.size else ""
     if gap > RMS_LIMIT * level and not beyond:
         message = f"the gap is {gap / level if level else math.inf:.3g} times the noise, allowed {RMS_LIMIT:g}"
     own = np.median(moved, axis=0)
@@ -253,7 +253,7 @@ def _on_jumps(gaps: Array, moved: Array, beyond: int, allowed: float) -> str:
     )
 
 
-def _one_sided(count: int) -> str:
+def _one_side_text(count: int) -> str:
     tokens = "1 token is" if count == 1 else f"{count} tokens are"
     return f"{tokens} NaN or -inf on one side only ({UNSCORED})"
 

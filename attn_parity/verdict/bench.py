@@ -135,7 +135,7 @@ class Bench:
         for side, run in result.exact.items():
             self.branches[side].join(run.branches or Branches())
         self.planned.append(planned)
-        self._explain(result)
+        self._allow_explained(result)
         self._remember(sample)
         self.count += 1
         if planned.seed >= 0 and "stress" not in planned.kind:
@@ -226,8 +226,8 @@ class Bench:
             self.exactly[name] = f"{differing} of {first.size} elements are not the same"
         self.exactly.setdefault(name, "")
 
-    def _explain(self, result: Taken) -> None:
-        """Ask other numbers what differs in meaning by more than it may, where both sides have float64."""
+    def _allow_explained(self, result: Taken) -> None:
+        """Allow the differences in meaning of the last sample that tables, literals or fused attention explain."""
         last = {key: measures[-1] for key, measures in self.measures.items() if len(measures) == len(self.planned)}
         if len(result.exact) == len(SIDES) and beyond(last, self.dtype):
             kinds = {name: kind for name, (kind, _, _) in self.about.items()}

@@ -142,7 +142,7 @@ class Live:
         return self._kept(run, side, sample, dtype, mode, seed, exact=True)
 
     def of_part(self, side: Side, sample: Sample, dtype: str, kept: Sequence[Array]) -> Run:
-        """Do so with the gradient of the loss kept for some elements of the outputs alone, 1 in `kept`, and 0 else."""
+        """Run one side in float64, with a gradient of the loss for some elements of the outputs alone: 1 in `kept`."""
         cast = self._cast(dtype)
         masked = [one * part for one, part in zip(self.cotangents(sample, cast), kept, strict=True)]
         return self._run(side, sampling.rounded(sample, cast), cast, "float64", "eager", 0, masked)

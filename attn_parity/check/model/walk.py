@@ -129,7 +129,7 @@ class _Walk:
         self.notes.append(f"{error}: the torch twin alone is the measure")
 
     def _make(self, size: int, make: Callable[[Maker], object]) -> dict[str, object]:
-        """Return a part of some size of each side that judges it."""
+        """Return side -> its part that `make` builds, of the sides that judge a part of `size` parameters."""
         try:
             return {side.name: make(side) for side in self._sides(size)}
         except _unknown_model() as error:  # it has such a model, and does not read these tensors

@@ -153,5 +153,6 @@ def end(status: int) -> NoReturn:
 
 
 def _leave(status: int) -> None:
+    """End the children and then this process, without exit handlers: those take longer than `GRACE`."""
     end_children()
     _exit(status)

@@ -135,7 +135,7 @@ class Trainer:
         masks: Masks,
         accumulate: bool,
     ) -> Step:
-        """Do so; `accumulate` has gradients added to the parameters, as ``loss.backward()`` does."""
+        """Return loss and gradients; `accumulate` adds gradients to the parameters, as ``loss.backward()`` does."""
         self._write(weights)
         sources = [parameter for _, parameter in self._named]
         for source in sources:

@@ -125,7 +125,7 @@ class _Rewriter:
         positions: list[int | None] = list(range(jnp.ndim(below)))
         made = self._of(below)
         while made is not None and made.name in (*_SHAPED, "broadcast_in_dim"):
-            positions = _back(made, positions)
+            positions = _operand_axes(made, positions)
             made = self._of(made.operands[0])
         if made is None or made.name != "reduce_sum":
             return None
@@ -179,8 +179,11 @@ class _Rewriter:
         return made is not None and made.name == "reduce_max" and set(axes) <= set(map(int, made.params["axes"]))
 
 
-def _back(made: _Made, axes: list[int | None]) -> list[int | None]:
-    """Return, for each axis of an operand, where it ends up, given where those of the result do."""
+def _operand_axes(made: _Made, axes: list[int | None]) -> list[int | None]:
+    """Return, per axis of the first operand, its axis in a later result, given those of this operation's result.
+
+    None is an axis of size 1, or one that a reshape takes apart.
+    """
     before, after = jnp.shape(made.operands[0]), jnp.shape(made.value)
     if made.name == "broadcast_in_dim":
         return [
