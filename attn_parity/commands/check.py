@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
-from attn_bridge.cli.output import check_writable, progress, write_json, written
+from attn_bridge.cli.output import check_writable, progress
 from attn_bridge.cli.processes import AUTO, Jobs, Process, parse_jobs
 
 from .compare import Json
+from .outputs import show_table, write_or_show
 
 
 def check(
@@ -90,8 +90,6 @@ def check(
 
     Exit status: 0 = all equal, 1 = a mismatch, 2 = bad usage.
     """
-    from rich.console import Console
-
     from attn_bridge.models import layouts
 
     from ..check.matrix import check as run_check
@@ -120,7 +118,6 @@ def check(
     processes = parse_jobs(jobs)
     if processes is None and not Process.of(context).may_have_helpers():
         processes = 1
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     if (weights is None) != (layout is None):
         raise ValueError(f"--weights and --layout go together; layouts: {', '.join(layouts.names())}")
     subjects = None
@@ -145,23 +142,9 @@ def check(
             jobs=processes,
             progress=advance,
         )
-    writes = (
-        [] if json_file is None or json_file == "-" else [functools.partial(write_json, report.to_json(), json_file)]
-    )
-    with written(*writes):
-        if json_file == "-":
-            write_json(report.to_json(), "-")
-        else:
-            console.print(report.table())
-            for row, reason in report.missing_rows.items():
-                console.print(f"not run: {row}: {reason}", markup=False, soft_wrap=True)
-            for note in report.notes:
-                console.print(f"note: {note}", markup=False, soft_wrap=True)
-            for cell in report.failures:
-                console.print(cell.explain(), markup=False, soft_wrap=True)
-            facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
-            console.print(facts, markup=False, soft_wrap=True)
-            console.print(report.summary(), markup=False, soft_wrap=True)
+    lines = [f"not run: {row}: {reason}" for row, reason in report.missing_rows.items()]
+    lines += [*(f"note: {note}" for note in report.notes), *(cell.explain() for cell in report.failures)]
+    write_or_show(report.to_json, json_file, lambda: show_table(report, lines, 110))
     return 0 if report.passed else 1
 
 
@@ -183,16 +166,8 @@ def _check_model(
         raise ValueError(f"--html {html} must be a file of its own")
     with progress() as advance:
         report = check_model(model, against, oracle=cast(Any, oracle), seeds=seeds, progress=advance, **shape)
-    writes: list[Callable[[], object]] = []
-    if json_file not in (None, "-"):
-        writes.append(functools.partial(write_json, report.to_json(), json_file))
-    if html is not None:
-        writes.append(functools.partial(report.to_html, html))
-    with written(*writes):
-        if json_file == "-":
-            write_json(report.to_json(), "-")
-        else:
-            print("\n".join(report.lines()))
+    pages = [] if html is None else [functools.partial(report.to_html, html)]
+    write_or_show(report.to_json, json_file, lambda: print("\n".join(report.lines())), *pages)
     if report.stopped:
         raise KeyboardInterrupt
     return 0 if report.passed else 1
@@ -220,26 +195,13 @@ def _check_mesh(
     options: Mapping[str, Any],
     json_file: str | None,
 ) -> int:
-    from rich.console import Console
-
     from ..check.mesh.run import check_mesh
 
     if json_file is not None:
         check_writable(json_file)
     with progress() as advance:
         report = check_mesh(sizes, variants, method=method or "all_gather", progress=advance, **options)
-    writes = [] if json_file in (None, "-") else [functools.partial(write_json, report.to_json(), json_file)]
-    with written(*writes):
-        if json_file == "-":
-            write_json(report.to_json(), "-")
-        else:
-            console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-            console.print(report.table())
-            for line in report.explanations():
-                console.print(line, markup=False, soft_wrap=True)
-            facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
-            console.print(facts, markup=False, soft_wrap=True)
-            console.print(report.summary(), markup=False, soft_wrap=True)
+    write_or_show(report.to_json, json_file, lambda: show_table(report, report.explanations(), 140))
     return 0 if report.passed else 1
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..factories import Factory
     from ..results.changes import Data
     from ..results.report import Report
+    from ..watch import Watchdog
 
 MODES = ("eager", "jit")
 DEVICES = ("cpu", "gpu", "tpu")
@@ -173,9 +174,9 @@ def compare(
     """
     outputs = Outputs(html, json_file, junit, full, show)
     chosen: dict[str, Any] = modes_and_dtypes(modes, dtypes, seeds, first_seed)
-    chosen |= {"seeds": seeds, "first_seed": first_seed, "device": parse_device(device)}
     chosen |= {name: value for name, value in (("fixed", named(fixed)), ("vary", named(vary))) if value}
     chosen |= {} if output is None else {"output": output}
+    chosen |= {"seeds": seeds, "first_seed": first_seed, "device": parse_device(device)}
     check_timeout(timeout)
     after = Aftermath.of(allow, baseline)
     call = read_inputs(inputs, shapes)
@@ -310,7 +311,7 @@ class Comparison:
                 dog.sources |= sources
             call = self.call if kept is None else kept.call.inputs
             call = example_inputs(ours, theirs) if call is None else call
-            pair = _built(ours, "first", self.build_seed), _built(theirs, "second", self.build_seed)
+            pair = build(ours, "first", self.build_seed), build(theirs, "second", self.build_seed)
             sides = _names(factories.labels(pair))
             breadcrumbs.note(names=sides)
             if dog is not None:
@@ -353,10 +354,11 @@ def _loaded(name: str, what: str, seed: int) -> Factory:
     from .. import factories, watch
 
     with watch.phase(what.lower(), "importing"), factories.seeded(seed):
-        return factories.load(name, what)
+        return factories.load(name, what or "FACTORY")
 
 
-def _built(factory: Factory, side: str, seed: int) -> object:
+def build(factory: Factory, side: str, seed: int) -> object:
+    """Build a side's module; a timeout names the side, "" for a side alone."""
     from .. import watch
 
     with watch.phase(side, "building"):
@@ -393,6 +395,21 @@ def check_timeout(seconds: float | None) -> None:
 
 def _plain(seconds: float | None) -> str | None:
     return None if seconds is None else f"{seconds:g}"
+
+
+def load_alone(name: str, seed: int, dog: Watchdog | None) -> Factory:
+    """Import the factory of a command that runs one side; crashes and timeouts name its file from then on."""
+    from .. import breadcrumbs
+
+    made = _loaded(name, "", seed)
+    collector.resume()
+    sources = _sources(made)
+    names = dict.fromkeys(("torch", "flax"), "side")  # there is no other
+    breadcrumbs.note(names=names, sources={side: str(file) for side, file in sources.items()})
+    if dog is not None:
+        dog.sources |= sources
+        dog.names |= names
+    return made
 
 
 def modes_and_dtypes(

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from attn_bridge.cli import collector
 from attn_bridge.cli.output import progress
 
 from .. import input_files as arrays
@@ -32,8 +31,10 @@ from .compare import (
     Shapes,
     Timeout,
     Vary,
+    build,
     check_timeout,
     example_inputs,
+    load_alone,
     modes_and_dtypes,
     named,
     parse_device,
@@ -81,7 +82,7 @@ def dump(
     from attn_bridge import whole_folders as folders
     from attn_bridge.weights import Rules
 
-    from .. import breadcrumbs, factories, watch
+    from .. import factories
     from ..dumps import recording
     from .isolation.user_code import running, watched
 
@@ -100,21 +101,12 @@ def dump(
     call = read_inputs(inputs, shapes)
     parsed_rules = None if rules is None else Rules.from_toml(rules)
     with arrays.explained(shapes), watched(timeout) as dog, progress() as advance, running("dumping"):
-        with watch.phase("", "importing"), factories.seeded(build_seed):
-            made = factories.load(factory, "FACTORY")
-        collector.resume()
-        file = getattr(made.module, "__file__", None)
-        sources = {} if file is None else {"": Path(file)}
-        names = dict.fromkeys(("torch", "flax"), "side")  # there is no other
-        breadcrumbs.note(names=names, sources={"": file} if file else {})
+        made = load_alone(factory, build_seed, dog)
         if dog is not None:
             dog.leave_nothing_beside(out)
-            dog.sources |= sources
-            dog.names |= names
         if call is None and like is None:
             call = example_inputs(made)
-        with watch.phase("", "building"):
-            module = made.build(build_seed)
+        module = build(made, "", build_seed)
         recording.dump(
             module,
             call,

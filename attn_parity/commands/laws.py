@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from attn_bridge.cli import collector
-from attn_bridge.cli.output import check_writable, progress, write_json, written
+from attn_bridge.cli.output import check_writable, progress
 
 from .. import input_files as arrays
 from ..command_line import command_line
@@ -21,11 +19,14 @@ from .compare import (
     Output,
     Shapes,
     Timeout,
+    build,
     check_timeout,
     example_inputs,
+    load_alone,
     parse_device,
     read_inputs,
 )
+from .outputs import write_or_show
 
 
 def laws(
@@ -56,7 +57,6 @@ def laws(
 
     Exit status: 0 = no law is broken, 1 = one is, 2 = bad usage, no law could be tried, or timed out.
     """
-    from .. import breadcrumbs, factories, watch
     from .isolation.user_code import running, watched
 
     if json_file not in (None, "-"):
@@ -80,20 +80,10 @@ def laws(
     with arrays.explained(shapes), watched(timeout) as dog, progress() as advance, running("trying laws"):
         from ..laws.driver import laws as judge
 
-        with watch.phase("", "importing"), factories.seeded(build_seed):
-            made = factories.load(factory, "FACTORY")
-        collector.resume()
-        file = getattr(made.module, "__file__", None)
-        names = dict.fromkeys(("torch", "flax"), "side")  # there is no other
-        breadcrumbs.note(names=names, sources={"": file} if file else {})
-        if dog is not None:
-            dog.sources |= {} if file is None else {"": Path(file)}
-            dog.names |= names
+        made = load_alone(factory, build_seed, dog)
         call = example_inputs(made) if call is None else call
-        with watch.phase("", "building"):
-            module = made.build(build_seed)
         report = judge(
-            module,
+            build(made, "", build_seed),
             call,
             only=tuple(only or ()),
             output=output,
@@ -103,11 +93,7 @@ def laws(
             command=command_line("laws", factory, options=options),
             progress=advance,
         )
-    with written(*([lambda: report.to_json(json_file)] if json_file not in (None, "-") else [])):
-        if json_file == "-":
-            write_json(report.to_json(), "-")
-        else:
-            typer.echo(str(report))
+    write_or_show(report.to_json, json_file, lambda: typer.echo(str(report)))
     if not report.broken and not report.passed:
         sys.stdout.flush()
         raise ValueError(f"no law could be tried: {report.laws[0].why}")

@@ -5,13 +5,42 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_bridge.cli.output import check_writable, open_in_browser, temporary_page, write_json, written
 
 if TYPE_CHECKING:
+    from attn_bridge.whole_files import JsonObject
+
+    from ..check.mesh.report import MeshReport
+    from ..check.report import CheckReport
     from ..results.report import Report
+
+
+def write_or_show(
+    data: Callable[[], JsonObject], json_file: str | None, show: Callable[[], object], *writes: Callable[[], object]
+) -> None:
+    """Write a report's data to a JSON file, if any, and other files, and show it; "-" prints the data instead."""
+    if json_file not in (None, "-"):
+        writes = (lambda: write_json(data(), json_file), *writes)
+    with written(*writes):
+        if json_file == "-":
+            write_json(data(), "-")
+        else:
+            show()
+
+
+def show_table(report: CheckReport | MeshReport, lines: Iterable[str], width: int) -> None:
+    """Print a report's table, lines, environment and summary; `width` columns for a file or a pipe."""
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else width)
+    console.print(report.table())
+    facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
+    for line in (*lines, facts, report.summary()):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 @dataclasses.dataclass(frozen=True)

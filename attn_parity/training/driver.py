@@ -327,23 +327,14 @@ class _Training:
                 "dropout: masks of both sides from one threefry stream, those of one shape in the order of the calls; "
                 "an element is kept if a uniform draw is below 1 - rate"
             )
-        return TrainingReport(
+        return dataclasses.replace(
+            self._so_far(growth),
             verdict=verdict,
             first_difference=first,
             tensors=tensors,
-            losses=losses,
-            growth=growth,
-            synchronised=self.judge.synchronised,
-            settings=self.settings,
-            notes=self.judge.notes,
             message=message,
-            steps=self.steps,
-            dtype=self.dtype,
             pairing=self.pairing.rows(),
             environment=record(),
-            divergence=self.judge.divergence,
-            torch_name=self.pair.first.name,
-            flax_name=self.pair.second.name,
         )
 
 

@@ -17,9 +17,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-IS_MANY_PROCESSES = False
-"""Whether each device has a separate process."""
-
 _COLLECTIVE = re.compile(
     r"= \S+ (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\("
 )

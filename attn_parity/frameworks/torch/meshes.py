@@ -21,9 +21,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch_attn.backend import from_numpy, to_numpy
 from torch_attn.shards import cut_as
 
-IS_MANY_PROCESSES = True
-"""Whether each device has a separate process."""
-
 PATIENCE = datetime.timedelta(days=1)
 """How long a process waits for the others: however busy the machine is. One that has ended is waited for no longer."""
 

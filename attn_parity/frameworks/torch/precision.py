@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -25,19 +27,20 @@ MIXED = "decided by fp32_precision"
 
 
 def _holder(
-    read: Callable[[], Value], write: Callable[[Value], object]
+    read: Callable[[], Value], write: Callable[[Value], object], read_own: Callable[[], Value] | None = None
 ) -> Callable[[Value], AbstractContextManager[None]]:
-    """Return a context manager that sets a value if it differs, and restores the former one."""
+    """Return a context manager that sets a value if it differs, and restores the one that `read_own` gave before."""
+    read_own = read_own or read
 
     @contextlib.contextmanager
     def hold(value: Value) -> Iterator[None]:
-        former = read()
-        if former != value:
+        former = read_own()
+        if read() != value:
             write(value)
         try:
             yield
         finally:
-            if read() != former:
+            if read_own() != former:
                 write(former)
 
     return hold
@@ -77,28 +80,16 @@ def _own_fp32(backend: str, operation: str) -> str:
 def _fp32(
     name: str, backend: str, operation: str, devices: tuple[str, ...], by_hand: str = "", key: bool = False
 ) -> Switch:
-    def read() -> str:
-        return _get_fp32(backend, operation)
-
-    @contextlib.contextmanager
-    def hold(value: str) -> Iterator[None]:
-        # What is inherited is left alone: nothing can be written that would make it inherit again in every version.
-        former = _own_fp32(backend, operation)
-        if read() != value:
-            _set_fp32(backend, operation, value)
-        try:
-            yield
-        finally:
-            if _own_fp32(backend, operation) != former:
-                _set_fp32(backend, operation, former)
-
+    read = functools.partial(_get_fp32, backend, operation)
+    read_own = functools.partial(_own_fp32, backend, operation)
     return Switch(
         name=name,
         meaning="what float32 products and convolutions may be rounded to inside",
         safe="ieee",
         accepted=("none",),
         read=read,
-        hold=hold,
+        # What is inherited is left alone: nothing can be written that would make it inherit again in every version.
+        hold=_holder(read, functools.partial(_set_fp32, backend, operation), read_own),
         by_hand=by_hand or f"torch.backends.{name} = 'ieee'",
         devices=devices,
         key=key,
@@ -159,7 +150,10 @@ def _reduction(dtype: str) -> Switch:
     )
 
 
-def _attribute(owner: object, name: str, path: str, meaning: str, safe: bool, fails: bool) -> Switch:
+def _attribute(path: str, meaning: str, safe: bool, fails: bool) -> Switch:
+    owner_path, _, name = path.rpartition(".")
+    owner = operator.attrgetter(owner_path)(torch.backends)
+
     def read() -> bool:
         return bool(getattr(owner, name))
 
@@ -240,8 +234,6 @@ SWITCHES: tuple[Switch, ...] = (
     _reduction("bf16"),
     _reduction("fp16"),
     _attribute(
-        torch.backends.cuda.matmul,
-        "allow_fp16_accumulation",
         "cuda.matmul.allow_fp16_accumulation",
         "float16 products are summed in float16",
         safe=False,
@@ -270,16 +262,12 @@ SWITCHES: tuple[Switch, ...] = (
         fails=False,
     ),
     _attribute(
-        torch.backends.cudnn,
-        "benchmark",
         "cudnn.benchmark",
         "convolutions choose their algorithm by timing, so runs differ in rounding",
         safe=False,
         fails=False,
     ),
     _attribute(
-        torch.backends.cudnn,
-        "deterministic",
         "cudnn.deterministic",
         "convolutions may sum in a different order in every run",
         safe=True,
