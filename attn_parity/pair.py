@@ -51,7 +51,7 @@ class Pair:
         same_inputs: per array of the second call, the array of the first with the same numbers.
         fixed: arrays of the first call that every sample takes as given.
         vary: arrays of whole numbers of the first call that samples shuffle.
-        held: the weights of each side, as given.
+        own_weights: the weights of each side, as given.
         dtype: precision of the pair.
         outputs: path, shape and dtype of every output of the first side.
         pairing: the matching of parameters.
@@ -72,7 +72,7 @@ class Pair:
     same_inputs: list[calls.Counterpart]
     fixed: frozenset[int]
     vary: frozenset[int]
-    held: dict[Side, Arrays]
+    own_weights: dict[Side, Arrays]
     dtype: str
     outputs: OutputStructure
     pairing: Pairing
@@ -105,7 +105,7 @@ class Pair:
     @property
     def effort(self) -> Effort:
         """How many samples the pair is worth."""
-        return Effort(work_of(self.held["first"], self.arguments["first"]))
+        return Effort(work_of(self.own_weights["first"], self.arguments["first"]))
 
     @property
     def structure(self) -> list[str]:
@@ -118,19 +118,19 @@ class Pair:
 
     def draw(self, seed: tuple[int, ...]) -> Arrays:
         """Draw weights of the first side."""
-        return draw_weights(self.pairing.drawn_as(self.first.parameters()), self.held["first"], seed, self.kept)
+        return draw_weights(self.pairing.drawn_as(self.first.parameters()), self.own_weights["first"], seed, self.kept)
 
     def weights(self, sample: Sample, side: Side) -> Arrays:
         """Return the weights of a sample for one side."""
         if side == "first":
             return sample.weights
         if sample.kind == "held" and not self.transfer:
-            return self.held["second"]
+            return self.own_weights["second"]
         if self._converted is None or self._converted[0] is not sample.weights:
             converted = self.pairing.to_second(sample.weights)
             self._converted = (
                 sample.weights,
-                {name: converted.get(name, array) for name, array in self.held["second"].items()},
+                {name: converted.get(name, array) for name, array in self.own_weights["second"].items()},
             )
         return self._converted[1]
 

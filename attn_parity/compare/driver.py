@@ -392,7 +392,7 @@ def _weights_compared(pair: Pair) -> list[TensorVerdict]:
     """
     if pair.transfer:
         return []
-    ours, theirs = (pair.pairing.aligned(pair.held[side], side) for side in SIDES)
+    ours, theirs = (pair.pairing.aligned(pair.own_weights[side], side) for side in SIDES)
     verdicts = []
     for match in pair.pairing.matches:
         first, second = ours[match.first.name], theirs[match.first.name]

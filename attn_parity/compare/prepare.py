@@ -75,7 +75,7 @@ def prepare(
         same_inputs=same_inputs,
         fixed=frozenset(calls.named_leaves("fixed", fixed, call, ours.argument_names)),
         vary=frozenset(calls.named_leaves("vary", vary, call, ours.argument_names)),
-        held=weights,
+        own_weights=weights,
         dtype=dtype or next(kinds, "float32"),
         outputs=[],
         pairing=Pairing(()),
@@ -146,7 +146,7 @@ def _replaced(pair: Pair) -> Iterator[str]:
     """
     if not pair.transfer:
         return
-    first, second = (pair.pairing.aligned(pair.held[side], side) for side in SIDES)
+    first, second = (pair.pairing.aligned(pair.own_weights[side], side) for side in SIDES)
     alike: list[Match] = []
     unlike: list[Match] = []
     for match in pair.pairing.matches:
@@ -172,7 +172,7 @@ def _outputs(pair: Pair, *, is_own: bool) -> Iterator[OutputStructure]:
     for side in SIDES:
         call = pair.arguments[side]
         try:
-            yield pair.subject(side).describe_outputs(pair.held[side], call)
+            yield pair.subject(side).describe_outputs(pair.own_weights[side], call)
         except ModuleFailedError as error:
             if side == "second" and not is_own and _can_be_called(pair, side, _channels_last(call)):
                 raise ModuleFailedError(
@@ -191,7 +191,7 @@ def _channels_last(call: Arguments) -> Arguments:
 
 def _can_be_called(pair: Pair, side: Side, call: Arguments) -> bool:
     try:
-        pair.subject(side).describe_outputs(pair.held[side], call)
+        pair.subject(side).describe_outputs(pair.own_weights[side], call)
     except ModuleFailedError:
         return False
     return True
@@ -209,7 +209,7 @@ def _common_structure(pair: Pair, *, is_own: bool) -> OutputStructure:
     labels = pair.shown
     theirs = _in_first_layout(pair, ours, theirs)
     check_outputs(ours, theirs, labels, pair.first.returned.entry)
-    same_dtype = calls.common_dtype(pair.held["first"]) == calls.common_dtype(pair.held["second"])
+    same_dtype = calls.common_dtype(pair.own_weights["first"]) == calls.common_dtype(pair.own_weights["second"])
     for (path, _, dtype), (_, _, other) in zip(ours, theirs, strict=True):
         if class_of(dtype) != class_of(other) or (same_dtype and class_of(dtype) == "float" and dtype != other):
             pair.notes.append(
@@ -256,7 +256,7 @@ def _call_in_eval_mode(pair: Pair, modes: Mapping[Side, Modes], *, to_train: boo
     for side, mode in modes.items():
         call, notes = mode.in_eval_mode(pair.arguments[side], pair.shown[side])
         if to_train:
-            bools = [name for name, value in mode.given.items() if isinstance(value, bool)]
+            bools = [name for name, value in mode.passed.items() if isinstance(value, bool)]
             call = called_with(call, mode.names, {name: not IN_TRAIN_MODE[name] for name in bools})
         pair.arguments[side] = call
         pair.notes += [] if to_train else notes
@@ -267,9 +267,9 @@ def _start_to_train(pair: Pair, modes: Mapping[Side, Modes]) -> None:
     pair.train = pair.first.train = pair.second.train = True
     for side, mode in modes.items():
         in_train = {name: IN_TRAIN_MODE[name] for name in mode.defaults}
-        pair.arguments[side] = called_with(pair.arguments[side], mode.names, {**in_train, **mode.given})
+        pair.arguments[side] = called_with(pair.arguments[side], mode.names, {**in_train, **mode.passed})
         pair.notes += mode.notes(pair.shown[side], train=True)
-    ours, theirs = (pair.subject(side).run(pair.held[side], pair.arguments[side]) for side in SIDES)
+    ours, theirs = (pair.subject(side).run(pair.own_weights[side], pair.arguments[side]) for side in SIDES)
     pair.foreign = [side for side, run in zip(SIDES, (ours, theirs), strict=True) if run.foreign]
     pair.masks = differences(ours.draws, theirs.draws, (pair.shown["first"], pair.shown["second"]))
     pair.notes.append(_on_masks(pair, len(ours.draws), len(theirs.draws)))

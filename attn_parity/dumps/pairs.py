@@ -44,7 +44,7 @@ def alone(subject: Subject, inputs: Any) -> Pair:
         same_inputs=calls.alike(call, call),
         fixed=frozenset(),
         vary=frozenset(),
-        held={"first": weights, "second": weights},
+        own_weights={"first": weights, "second": weights},
         dtype=own or next((one.dtype.name for one in call.leaves if is_float(one)), "float32"),
         outputs=list(subject.describe_outputs(weights, call)),
         pairing=Pairing(matches),
@@ -70,7 +70,7 @@ def beside(subject: Subject, inputs: object, like: Dump) -> Pair:
         same_inputs=calls.alike(like.arguments, call),
         fixed=frozenset(),
         vary=frozenset(),
-        held={"first": like.weights(), "second": weights},
+        own_weights={"first": like.weights(), "second": weights},
         dtype=like.manifest.dtype,
         outputs=outputs,
         pairing=Pairing(()),
@@ -93,7 +93,7 @@ def match_weights(pair: Pair, like: Dump, runner: Live, rules: object) -> None:
     def distance(candidate: Pairing) -> float:
         sample = runner.sample(drawn)
         sample = sampling.rounded(sample, None if dtype == pair.dtype else dtype)
-        weights = pair.held["second"] | candidate.to_second(sample.weights)
+        weights = pair.own_weights["second"] | candidate.to_second(sample.weights)
         difference = apart(stored, runner.precisely("second", weights, sample.arguments["second"]))
         return 0.0 if like.manifest.lacks and difference < PROBE_LIMIT else difference
 
@@ -129,7 +129,7 @@ def parted(pair: Pair, side: Side) -> tuple[Arrays, Arrays]:
 
     The first side's state is kept apart from its weights, because the other side decides which state is carried.
     """
-    subject, weights_and_state = pair.subject(side), pair.held[side]
+    subject, weights_and_state = pair.subject(side), pair.own_weights[side]
     names = subject.state() if side == "first" else {}
     weights = {name: array for name, array in weights_and_state.items() if name not in names}
     rest = {name: array for name, array in all_state(subject).items() if name not in weights}

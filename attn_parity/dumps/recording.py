@@ -313,7 +313,7 @@ class DumpRecorder:
 
     def _measure_noise(self, dtype: str, modes: tuple[str, ...]) -> None:
         measured = measured_noise(self.runner, dtype, modes, [self.side], perturb=False)
-        self.found.noise[dtype], self.found.floors[dtype] = measured.shown, measured.floors
+        self.found.noise[dtype], self.found.floors[dtype] = measured.differences, measured.floors
         if self.side == "first":
             self._exact(self.runner.sample(FIRST), dtype)
             if self.side in self.pair.lacks:

@@ -94,7 +94,7 @@ class Replay:
             same_inputs=calls.alike(first.arguments, second.arguments),
             fixed=frozenset(),
             vary=frozenset(),
-            held={"first": first.weights(), "second": second.weights()},
+            own_weights={"first": first.weights(), "second": second.weights()},
             dtype=ours.dtype,
             outputs=ours.outputs,
             pairing=Pairing(()),
@@ -190,7 +190,7 @@ class Replay:
         noise = Noise()
         for side in SIDES:
             made = self.dumps[side].manifest
-            noise.shown |= made.noise.get(dtype, {})
+            noise.differences |= made.noise.get(dtype, {})
             stored = [made.floors.get(dtype, {})]
             if side == "first" and len(self.pair.lacks) == len(SIDES):
                 stored.append(made.perturbed.get(dtype, {}))
@@ -247,7 +247,7 @@ class Replay:
             matching.complete(self.pair, (None, None), rules, trials=trials)
             return
         self.pair.pairing = self._stored_pairing()
-        self.pair.held["first"] = self.dumps["first"].weights()
+        self.pair.own_weights["first"] = self.dumps["first"].weights()
         if rules is not None:
             self._check_rules(rules)
 
@@ -265,7 +265,7 @@ class Replay:
             raise ValueError(f"{self.dumps['second'].path} was made with another pairing than these rules say")
 
     def _holds_the_same(self, candidate: Pairing) -> float:
-        made, of_second = candidate.to_second(self.pair.held["first"]), self.pair.held["second"]
+        made, of_second = candidate.to_second(self.pair.own_weights["first"]), self.pair.own_weights["second"]
         return 0.0 if all(_same(array, of_second[name]) for name, array in made.items()) else math.inf
 
     def _stored_pairing(self) -> Pairing:

@@ -128,7 +128,7 @@ def _angles(base: float, size: int, length: int) -> tuple[Array, Array]:
 class AttentionFormula(NamedTuple):
     """One way to compute attention: the width of heads, scale, mask, and the roles of the given arrays."""
 
-    given: tuple[Array, ...]
+    operands: tuple[Array, ...]
     order: str
     width: int
     scale: float
@@ -140,7 +140,7 @@ class AttentionFormula(NamedTuple):
     @property
     def heads(self) -> str:
         """Return the number of heads, and the factor of their scores, for a message."""
-        query, key = (one.shape[-3] if one.ndim == 4 else one.shape[-1] // self.width for one in self.given[:2])
+        query, key = (one.shape[-3] if one.ndim == 4 else one.shape[-1] // self.width for one in self.operands[:2])
         return (
             f"attention of {query} heads{f', {key} of keys,' if key != query else ''} with scores times {self.scaled}"
         )
@@ -152,7 +152,7 @@ class AttentionFormula(NamedTuple):
 
     def parts(self, way: str = "") -> tuple[Array, Array, Array]:
         """Return queries, keys and values by heads."""
-        query, key, value = (_split(one, self.width, way) for one in self.given)
+        query, key, value = (_split(one, self.width, way) for one in self.operands)
         if self.rotary:
             query, key, value = (self._turned(i, one) for i, one in enumerate((query, key, value)))
         return query, key, value
@@ -171,11 +171,11 @@ class AttentionFormula(NamedTuple):
         """Return the outputs of some of the queries."""
         query, key, value = self.parts()
         products = query[..., few, :] @ _repeated(key, query).swapaxes(-1, -2)
-        return _merge(_softmax(products * self.scale + self.mask[few]) @ _repeated(value, query), self.given[0].ndim)
+        return _merge(_softmax(products * self.scale + self.mask[few]) @ _repeated(value, query), self.operands[0].ndim)
 
     def glance(self, few: Array) -> Array:
         """Return the output of the first head for some of the queries, at a fraction of the cost of all."""
-        query, key, value = (one[..., :1, :, :] if one.ndim == 4 else one[..., : self.width] for one in self.given)
+        query, key, value = (one[..., :1, :, :] if one.ndim == 4 else one[..., : self.width] for one in self.operands)
         query = self._turned(0, query[..., few, :], few)
         key, value = self._turned(1, key), self._turned(2, value)
         return np.asarray(_softmax(query @ key.swapaxes(-1, -2) * self.scale + self.mask[few]) @ value)
@@ -275,7 +275,7 @@ def _rotary_ways(case: Case) -> Iterator[AttentionFormula]:
 
 def _wrong_ways(case: Case, plain: AttentionFormula, few: Array) -> Iterator[tuple[str, Array]]:
     """Yield attention with one step taken wrongly."""
-    axes = plain.given[0].ndim
+    axes = plain.operands[0].ndim
     query, key, value = plain.parts()
     if query.size // query.shape[-1] * key.shape[-2] > SCORES:
         return

@@ -151,7 +151,9 @@ def _in_groups(
         return
     orders, outs = _by_group(image.shape[1], groups), _by_group(len(kernel), groups)
     bias = next((one for one in biases if one.shape == (shape[1],)), np.zeros(shape[1]))
-    for (way, ins), (shown, out), low in itertools.product(orders.items(), outs.items(), range(max(kernel.shape[2:]))):
+    for (way, ins), (outputs, out), low in itertools.product(
+        orders.items(), outs.items(), range(max(kernel.shape[2:]))
+    ):
         made = np.zeros(shape)
         for chosen, target in zip(ins, out, strict=True):
             part = _convolved(image[:, chosen], kernel[target], low, 1, shape[2:])
@@ -159,7 +161,7 @@ def _in_groups(
                 break
             made[:, target] = part
         else:
-            text = f"a convolution of {groups} groups of {way}inputs and {shown}outputs"
+            text = f"a convolution of {groups} groups of {way}inputs and {outputs}outputs"
             yield text, (made + bias[:, None, None]).transpose(axes[1])
 
 

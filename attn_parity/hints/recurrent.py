@@ -39,20 +39,20 @@ class RecurrentWeights:
     """The weights of one layer in one direction; g gates, a state of width h, an input of width d.
 
     Attributes:
-        given: matrices of the input ``(g, h, d)``.
-        kept: matrices of the state ``(g, h, h)``.
-        given_bias: bias of the input's products, ``(g, h)``.
-        kept_bias: bias of the state's products, ``(g, h)``.
+        of_input: matrices of the input ``(g, h, d)``.
+        of_state: matrices of the state ``(g, h, h)``.
+        input_bias: bias of the input's products, ``(g, h)``.
+        state_bias: bias of the state's products, ``(g, h)``.
     """
 
-    given: Array
-    kept: Array
-    given_bias: Array
-    kept_bias: Array
+    of_input: Array
+    of_state: Array
+    input_bias: Array
+    state_bias: Array
 
     def ordered(self, order: Sequence[int]) -> RecurrentWeights:
         """Return the layer with its gates in another order."""
-        tensors = (self.given, self.kept, self.given_bias, self.kept_bias)
+        tensors = (self.of_input, self.of_state, self.input_bias, self.state_bias)
         return RecurrentWeights(*(one[list(order)] for one in tensors))
 
 
@@ -176,14 +176,14 @@ def sigmoid(value: Array) -> Array:
 
 def _sums(layer: RecurrentWeights, x: Array, h: Array) -> tuple[Array, Array]:
     """Return the contributions of the input and of the state to every gate, gates first."""
-    of_input = np.einsum("ghd,bd->gbh", layer.given, x) + layer.given_bias[:, None]
-    kept = np.einsum("ghk,bk->gbh", layer.kept, h) + layer.kept_bias[:, None]
+    of_input = np.einsum("ghd,bd->gbh", layer.of_input, x) + layer.input_bias[:, None]
+    kept = np.einsum("ghk,bk->gbh", layer.of_state, h) + layer.state_bias[:, None]
     return of_input, kept
 
 
 def _lstm(
     candidate: Callable[[Array], Array] = np.tanh,
-    shown: Callable[[Array], Array] = np.tanh,
+    output: Callable[[Array], Array] = np.tanh,
     forget: float = 0.0,
     *,
     late: bool = False,
@@ -192,7 +192,7 @@ def _lstm(
         of_input, kept = _sums(layer, x, h)
         i, f, g, o = of_input + kept
         new = sigmoid(f + forget) * c + sigmoid(i) * candidate(g)
-        return sigmoid(o) * shown(c if late else new), new
+        return sigmoid(o) * output(c if late else new), new
 
     return run
 
@@ -203,8 +203,8 @@ def _gru(
     def run(layer: RecurrentWeights, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
         of_input, kept = _sums(layer, x, h)
         r, z = sigmoid(of_input[0] + kept[0]), sigmoid(of_input[1] + kept[1])
-        bias = layer.kept_bias[2]
-        product = (r * h) @ layer.kept[2].T if before else r * (kept[2] - bias)
+        bias = layer.state_bias[2]
+        product = (r * h) @ layer.of_state[2].T if before else r * (kept[2] - bias)
         new = candidate(of_input[2] + product + (bias if before or outside else r * bias))
         z = 1 - z if turned else z
         return (1 - z) * new + z * h, c
@@ -244,7 +244,7 @@ def _steps(count: int) -> Iterator[RecurrentStep]:
     others: dict[int, dict[str, Run]] = {
         4: {
             "with a sigmoid for the candidate": _lstm(candidate=sigmoid),
-            "that gives out its state without tanh": _lstm(shown=np.asarray),
+            "that gives out its state without tanh": _lstm(output=np.asarray),
             "with 1 added to the forget gate": _lstm(forget=1.0),
             "whose output is of the state before": _lstm(late=True),
         },
@@ -262,10 +262,10 @@ def _steps(count: int) -> Iterator[RecurrentStep]:
 
 def _outputs(case: Case, layers: Sequence[RecurrentWeights]) -> Ways:
     """Yield a description and the result of the layers on the inputs, for every way that a port may compute them."""
-    width, count = layers[0].given.shape[2], len(layers[0].kept)
-    state = layers[0].kept.shape[1]
+    width, count = layers[0].of_input.shape[2], len(layers[0].of_state)
+    state = layers[0].of_state.shape[1]
     x = next((one for one in case.inputs if one.ndim in (2, 3) and one.shape[-1] == width), None)
-    if x is None or any(len(one.kept) != count for one in layers):
+    if x is None or any(len(one.of_state) != count for one in layers):
         return
     states = [one.reshape(-1, state) for one in case.inputs if one is not x and one.shape[-1:] == (state,)]
     is_cell = x.ndim == 2

@@ -43,13 +43,13 @@ class _Convention:
     """One way to continue a sequence.
 
     Attributes:
-        shown: how, for the report.
+        label: how, for the report.
         program: calls the module piece by piece.
         full: arguments of the full pass that the cached one implies, from the length of the sequence.
         is_single: whether it takes one token at a time only.
     """
 
-    shown: str
+    label: str
     program: Program
     full: Callable[[int], Mapping[str, object]] = lambda length: {}
     is_single: bool = False
@@ -99,8 +99,8 @@ def _tried(side: OneSide, layout: Axes, sizes: list[int], how: str, *, is_single
         except NotTriedError as error:
             refused = error
             continue
-        shown = f"{sizes[0]} tokens, then {how}" if not convention.is_single else how
-        return LawResult(gap, f"{shown} ({convention.shown})", f"by {convention.shown}, {how}")
+        first_sizes = f"{sizes[0]} tokens, then {how}" if not convention.is_single else how
+        return LawResult(gap, f"{first_sizes} ({convention.label})", f"by {convention.label}, {how}")
     raise refused
 
 

@@ -85,7 +85,7 @@ def _gap(side: OneSide, layout: Axes, name: str, numbers: Array) -> tuple[Gap, s
     ]
     if not any(kept):
         raise NotTriedError("no output has an element per token")
-    shown = list(itertools.compress(side.structure, kept))
+    names = list(itertools.compress(side.structure, kept))
     before = list(itertools.compress(base, kept))
     results = []
     for changed in _changes(numbers):
@@ -97,7 +97,7 @@ def _gap(side: OneSide, layout: Axes, name: str, numbers: Array) -> tuple[Gap, s
             for output, new in zip(before, moved, strict=True)
         ]
         where = f"with other numbers in positions {changed.start} to {changed.stop - 1}, another document"
-        results.append((side.gap(before, after, shown), where))
+        results.append((side.gap(before, after, names), where))
     return max(results, key=lambda pair: pair[0].size)
 
 

@@ -24,7 +24,7 @@ def determinism(side: OneSide, layout: Axes) -> LawResult:
         return LawResult(statistics, "a call in eval mode changes running statistics", "after it", is_broken=True)
     if again.size > side.limit:
         return LawResult(again, "a call in eval mode changes the next one", "in a second call")
-    return LawResult(max(gap, again, key=lambda one: one.size), why)
+    return LawResult(max(gap, again, key=lambda gap: gap.size), why)
 
 
 def _again(side: OneSide) -> tuple[Gap, Gap]:

@@ -48,13 +48,13 @@ class _Way:
 
     Attributes:
         name: the argument.
-        shown: how it is given, for the report.
+        label: how it is given, for the report.
         make: returns the argument for a bool array ``(B, T)``, true for real tokens.
         right_only: whether it can't describe padding on the left.
     """
 
     name: str
-    shown: str
+    label: str
     make: Callable[[Array], Array]
     right_only: bool = False
 
@@ -84,13 +84,13 @@ def padding_invariance(side: OneSide, layout: Axes) -> LawResult:
             break
     if not results:
         raise NotTriedError(f"no mask that was tried is taken: {' '.join(refused.split())[:160]}")
-    gap, change, way = min(results, key=lambda one: one[0].size)
+    gap, change, way = min(results, key=lambda result: result[0].size)
     if gap.size > side.limit:
-        tried = ", ".join(dict.fromkeys(one.shown for _, _, one in results))
+        tried = ", ".join(dict.fromkeys(one.label for _, _, one in results))
         return LawResult(gap, f"padding changes the outputs of real tokens (tried {tried})", change)
     if change in (SLOTS, padded.changed("left"), padded.without("left")):
-        return LawResult(gap, f"padding on the left, by {way.shown}")
-    right = f"padding on the right, by {way.shown}"
+        return LawResult(gap, f"padding on the left, by {way.label}")
+    right = f"padding on the right, by {way.label}"
     if way.right_only or padded.is_pooled:
         return LawResult(gap, right)
     try:
@@ -98,10 +98,10 @@ def padding_invariance(side: OneSide, layout: Axes) -> LawResult:
     except (*REFUSALS, NotTriedError):
         return LawResult(gap, right)
     if left.size > side.limit:
-        return LawResult(left, f"padding on the left changes the outputs of real tokens (by {way.shown})", change)
+        return LawResult(left, f"padding on the left changes the outputs of real tokens (by {way.label})", change)
     counts = "; on the left its slots count as positions" if change == SLOTS else " and left"
-    worst = max(gap, left, key=lambda one: one.size)
-    return LawResult(worst, f"padding on the right{counts}, by {way.shown}")
+    worst = max(gap, left, key=lambda gap_of_side: gap_of_side.size)
+    return LawResult(worst, f"padding on the right{counts}, by {way.label}")
 
 
 def _ways(side: OneSide) -> Iterator[_Way]:

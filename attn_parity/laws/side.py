@@ -72,18 +72,18 @@ class Gap:
         """Return the witness for a change between the two runs."""
         return Witness(self.tensor, self.index, self.expected, self.got, change)
 
-    def placed(self, names: Sequence[str], axes: Sequence[Collection[int]], taken: Sequence[int]) -> Gap:
+    def placed(self, names: Sequence[str], axes: Sequence[Collection[int]], positions: Sequence[int]) -> Gap:
         """Return the gap of some positions that were taken out of outputs, with its index in the whole output.
 
         Args:
             names: names of the outputs.
             axes: the axes per output on which positions were taken.
-            taken: those positions.
+            positions: those positions.
         """
         if not self.index:
             return self
         own = axes[list(names).index(self.tensor)]
-        index = tuple(taken[place] if axis in own else place for axis, place in enumerate(self.index))
+        index = tuple(positions[place] if axis in own else place for axis, place in enumerate(self.index))
         return dataclasses.replace(self, index=index)
 
 

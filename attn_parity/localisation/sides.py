@@ -195,7 +195,7 @@ def widened(arrays: Mapping[str, Array], dtype: str | None) -> Arrays:
 def sides_of(pair: Pair, sample: Sample | None = None) -> Sides:
     """Return a pair with a sample, or with its own weights and arguments, as `Sides`."""
     arguments = pair.arguments if sample is None else sample.arguments
-    weights = pair.held if sample is None else {side: pair.weights(sample, side) for side in SIDES}
+    weights = pair.own_weights if sample is None else {side: pair.weights(sample, side) for side in SIDES}
     subjects = {side: pair.subject(side) for side in SIDES}
     tables = {side: pair.tables(side) for side in SIDES}
     return Sides(

@@ -169,13 +169,13 @@ def judged(first: Sequences, second: Sequences, draws: Sequence[Array]) -> Logpr
         draws: what rounding does to each token, one or more times; empty if unknown.
     """
     ours, theirs = first.flat, second.flat
-    both = np.isfinite(ours) & np.isfinite(theirs)
-    alike = both | (np.isnan(ours) & np.isnan(theirs)) | (np.isneginf(ours) & np.isneginf(theirs))
+    finite = np.isfinite(ours) & np.isfinite(theirs)
+    alike = finite | (np.isnan(ours) & np.isnan(theirs)) | (np.isneginf(ours) & np.isneginf(theirs))
     alone = np.flatnonzero(~alike & ~first.unscored_flat & ~second.unscored_flat)
     gaps = np.zeros(ours.size)
-    gaps[both] = ours[both] - theirs[both]
-    count = int(both.sum())
-    gap, mean = _rms(gaps[both]), float(gaps[both].mean()) if count else 0.0
+    gaps[finite] = ours[finite] - theirs[finite]
+    count = int(finite.sum())
+    gap, mean = _rms(gaps[finite]), float(gaps[finite].mean()) if count else 0.0
     ids = np.concatenate(first.tokens) if first.tokens else None
 
     places = first.places
@@ -193,7 +193,7 @@ def judged(first: Sequences, second: Sequences, draws: Sequence[Array]) -> Logpr
     # A run in bfloat16 that overflows says nothing about the size of rounding.
     is_finite = np.isfinite(moved)
     moved = np.where(is_finite, moved, 0.0)
-    has_noise = bool(draws) and bool((is_finite & both).any())
+    has_noise = bool(draws) and bool((is_finite & finite).any())
     if alone.size and not has_noise:
         return LogprobsReport("different", gap, None, None, mean, count, named(alone, None), _one_side_text(alone.size))
     if not count:
@@ -201,9 +201,9 @@ def judged(first: Sequences, second: Sequences, draws: Sequence[Array]) -> Logpr
         return LogprobsReport("inconclusive", gap, None, None, mean, 0, [], reason)
     if not has_noise:
         return LogprobsReport("inconclusive", gap, None, None, mean, count, [], f"the noise is unknown: {HOW}")
-    level = _rms(moved[is_finite & both])
+    level = _rms(moved[is_finite & finite])
     allowed = MAX_LIMIT * np.maximum(moved.max(axis=0), level)
-    over = np.flatnonzero(both & (np.abs(gaps) > allowed))
+    over = np.flatnonzero(finite & (np.abs(gaps) > allowed))
     worst = over[np.argsort(-np.abs(gaps[over]) / np.maximum(allowed[over], 1e-300))]
     beyond = named(alone, None) + named(worst, allowed)
     explained = 1.0 if gap <= level else level / gap
@@ -211,13 +211,13 @@ def judged(first: Sequences, second: Sequences, draws: Sequence[Array]) -> Logpr
     if gap > RMS_LIMIT * level and not beyond:
         message = f"the gap is {gap / level if level else math.inf:.3g} times the noise, allowed {RMS_LIMIT:g}"
     own = np.median(moved, axis=0)
-    apart = int((both & (np.abs(gaps) > RMS_LIMIT * own)).sum())
+    apart = int((finite & (np.abs(gaps) > RMS_LIMIT * own)).sum())
     # Two standard deviations above half, so that few tokens don't decide by chance.
     is_shift = apart > count / 2 + math.sqrt(count)
     if is_shift and not message:
         message = f"{apart} of {count} tokens are further apart than {RMS_LIMIT:g} times their own noise, allowed half"
     verdict: Verdict = "different" if beyond or message else "equal"
-    hint = "" if message else _on_jumps(gaps[both], moved[:, both], len(beyond), float(allowed[both].min()))
+    hint = "" if message else _on_jumps(gaps[finite], moved[:, finite], len(beyond), float(allowed[finite].min()))
     return LogprobsReport(verdict, gap, level, explained, mean, count, beyond, message, hint)
 
 

@@ -125,7 +125,7 @@ def _squares(pair: Pair, pairing: Pairing) -> tuple[Pairing, list[str]]:
         matches.append(match)
         if match.how != "probe" or not _is_bare_square(match):
             continue
-        first, second = (match.tensor(side).take(pair.held[side]) for side in SIDES)
+        first, second = (match.tensor(side).take(pair.own_weights[side]) for side in SIDES)
         fits = [array.shape == second.shape and np.array_equal(array, second) for array in (first, first.T)]
         is_turned = not np.array_equal(match.carry(first, "first"), first)
         name, other, label = match.first.name, match.second.name, pair.shown["second"]
@@ -201,13 +201,13 @@ def _by_names(pair: Pair, rules: object, matcher: Matcher, *, fold: bool) -> tup
 def _folded(pair: Pair, rules: object) -> tuple[Matcher, Pairing] | None:
     """Pair the parameters with the biases of one side's recurrent layers added, if that gives a bijection."""
     for side in SIDES:
-        subject, weights = pair.subject(side), pair.held[side]
+        subject, weights = pair.subject(side), pair.own_weights[side]
         added = folds(subject.parameters())
         if not added:
             continue
         folded = FoldedSubject(subject, added)
         setattr(pair, side, folded)
-        pair.held[side] = widened(weights_held(folded, pair.shown[side]), folded, calls.common_dtype(weights))
+        pair.own_weights[side] = widened(weights_held(folded, pair.shown[side]), folded, calls.common_dtype(weights))
         with contextlib.suppress(WeightsMismatchError):
             matcher = Matcher(pair, rules, Trials(pair))
             pairing = matcher.proposed()
@@ -218,7 +218,7 @@ def _folded(pair: Pair, rules: object) -> tuple[Matcher, Pairing] | None:
             )
             return matcher, pairing
         setattr(pair, side, subject)
-        pair.held[side] = weights
+        pair.own_weights[side] = weights
     return None
 
 

@@ -141,7 +141,7 @@ class Trials:
         kept = state.kept(candidate, parameters)
         key = kept, frozenset((name, one.role) for name, one in parameters.items())
         if key not in self._runs:
-            drawn = draw_weights(parameters, pair.held["first"], (0, 1), kept)
+            drawn = draw_weights(parameters, pair.own_weights["first"], (0, 1), kept)
             self._runs[key] = drawn, self._runner.precisely("first", drawn, pair.arguments["first"])
         return self._apart(candidate, *self._runs[key])
 
@@ -154,12 +154,12 @@ class Trials:
 
     def held_distance(self, candidate: Pairing) -> float:
         """Return how far apart the outputs are when both sides hold the first side's own weights by a pairing."""
-        return self._apart(candidate, self._pair.held["first"], None)
+        return self._apart(candidate, self._pair.own_weights["first"], None)
 
     def _apart(self, candidate: Pairing, drawn: Arrays, wanted: Run | None) -> float:
         pair = self._pair
         wanted = wanted or self._runner.precisely("first", drawn, pair.arguments["first"])
-        weights = {**pair.held["second"], **candidate.to_second(drawn)}
+        weights = {**pair.own_weights["second"], **candidate.to_second(drawn)}
         distance = apart(wanted, self._runner.precisely("second", weights, pair.arguments["second"]))
         return 0.0 if pair.lacks and distance < PROBE_LIMIT else distance
 
@@ -171,7 +171,7 @@ class Trials:
         """Return weight of a side -> position of its first use; empty if unavailable."""
         pair = self._pair
         with contextlib.suppress(Exception):  # it decides nothing that could not be decided without it
-            uses: dict[str, int] = pair.subject(side).uses(pair.held[side], pair.arguments[side])
+            uses: dict[str, int] = pair.subject(side).uses(pair.own_weights[side], pair.arguments[side])
             return uses
         return {}
 
@@ -181,7 +181,7 @@ class Trials:
         The side holds its own weights, or drawn ones where these leave fewer of the outputs NaN: zeros of a tree that
         only has its shapes may be divided by.
         """
-        weights = self._pair.held[side]
+        weights = self._pair.own_weights[side]
         some = [name for name in names if name in weights and is_float(weights[name])]
         before = self._outputs(side, weights) if some else None
         if before is not None and _nans(before):

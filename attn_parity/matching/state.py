@@ -81,17 +81,17 @@ class Carrying:
         """Carry the state of these names and no other."""
         if names == self._names[side]:
             return
-        subject, weights, numbers = self._pair.subject(side), self._pair.held[side], self.numbers(side)
+        subject, weights, numbers = self._pair.subject(side), self._pair.own_weights[side], self.numbers(side)
         self._names[side] = names
         subject.carry(names)
-        self._pair.held[side] = {
+        self._pair.own_weights[side] = {
             name: weights[name] if name in weights else numbers[name] for name in subject.parameters()
         }
 
     def numbers(self, side: Side) -> Arrays:
         """Return the numbers of all state of a side, in float64 where its parameters were widened."""
         if side not in self._numbers:
-            subject, pair_weights = self._pair.subject(side), self._pair.held[side]
+            subject, pair_weights = self._pair.subject(side), self._pair.own_weights[side]
             subject.carry(self.state[side])
             weights = weights_held(subject, self._pair.shown[side])
             subject.carry(self._names[side])
@@ -112,7 +112,7 @@ class Carrying:
         return persistent and waits_for_data(second, wide(first)) and not are_two_constants(first, second)
 
     def _arrays(self, suited: Suited) -> tuple[Array, Array]:
-        first, second = ({**self._pair.held[side], **self.numbers(side)} for side in SIDES)
+        first, second = ({**self._pair.own_weights[side], **self.numbers(side)} for side in SIDES)
         return suited.first.take(first), suited.second.take(second)
 
 
@@ -237,7 +237,7 @@ def notes(pair: Pair, state: Mapping[Side, Mapping[str, SideWeight]], pairing: P
         names = [match.first.name for match in state_matches]
         yield f"state that is carried from {pair.shown['first']} to {pair.shown['second']}: {listed(names)}"
         proposed = [match for match in state_matches if match.how != "rule"]
-        names = [one.second.name for one in proposed if is_undecided(one.second.take(pair.held["second"]))]
+        names = [one.second.name for one in proposed if is_undecided(one.second.take(pair.own_weights["second"]))]
         if names:
             yield (
                 f"carried, as too few numbers of {pair.shown['second']} show whether code computes them; a rule that "

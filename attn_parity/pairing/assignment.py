@@ -104,9 +104,9 @@ class TensorSides:
             number.append([number_of[holder] for holder in holders])
         # |A and B| as products of indicators, |A or B| = |A| + |B| - |A and B|; modules without settled pairs divide by
         # 1, for an overlap of 0.
-        both = inside[0] @ inside[1].T
-        either = inside[0].sum(1)[:, None] + inside[1].sum(1)[None, :] - both
-        overlap: Array = (both / np.maximum(either, 1.0))[np.ix_(*number)]
+        shared = inside[0] @ inside[1].T
+        either = inside[0].sum(1)[:, None] + inside[1].sum(1)[None, :] - shared
+        overlap: Array = (shared / np.maximum(either, 1.0))[np.ix_(*number)]
         return overlap
 
 
@@ -160,8 +160,8 @@ def equals(sides: TensorSides) -> list[tuple[int, int]]:
         pairs = [(i, j) for i, j in pairs if sides.names[0][i].same == sides.names[1][j].same or fits(i, j)]
         pairs_by_name += pairs
         for which in (0, 1):
-            taken = {pair[which] for pair in pairs}
-            left[which] = [i for i in left[which] if i not in taken]
+            paired = {pair[which] for pair in pairs}
+            left[which] = [i for i in left[which] if i not in paired]
     return pairs_by_name
 
 

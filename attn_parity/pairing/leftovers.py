@@ -210,8 +210,8 @@ def _paired_rules(pairs: Sequence[Suited], names: Iterable[str]) -> list[str]:
     for (first, second, pattern), some in groups.items():
         more = {"pattern": pattern} if pattern else {}
         is_whole = len(some) > 1 and every[first] == len(some)
-        shown = [(first, second)] if is_whole else [(one.first.source, one.second.source) for one in some]
-        rules += [_table({"first": one, "second": two} | more) for one, two in shown]
+        name_pairs = [(first, second)] if is_whole else [(one.first.source, one.second.source) for one in some]
+        rules += [_table({"first": one, "second": two} | more) for one, two in name_pairs]
     return rules
 
 
@@ -220,10 +220,10 @@ def _dropping_rules(key: str, names: Sequence[str], names_of_side: Iterable[str]
     for name in names:
         groups[_lettered(name)].append(name)
     every = collections.Counter(map(_lettered, names_of_side))
-    shown: list[str] = []
+    listed_names: list[str] = []
     for lettered, some in groups.items():
-        shown += [lettered] if len(some) > 1 and every[lettered] == len(some) else some
-    return [_table({key: name, "drop": DROP}) for name in shown]
+        listed_names += [lettered] if len(some) > 1 and every[lettered] == len(some) else some
+    return [_table({key: name, "drop": DROP}) for name in listed_names]
 
 
 def _table(entries: Mapping[str, str | int]) -> str:

@@ -116,7 +116,7 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], lays: Lays) -> l
         if not sizes[math.prod(tensors[i].shape)] or bundles[k].word == names[i].fused
     ]
     candidates: list[tuple[float, int, int, Split]] = []
-    taken: set[int] = set()
+    paired: set[int] = set()
     used: set[int] = set()
 
     def split(i: int, k: int) -> Split:
@@ -127,11 +127,11 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], lays: Lays) -> l
         possible, key=lambda possible_split: (-possible_split[0], possible_split[1], possible_split[2])
     ):
         parts = bundles[k].parts
-        if i in taken or used & set(parts):
+        if i in paired or used & set(parts):
             continue
         possible_split = split(i, k)
         if possible_split.arrangements:
-            taken.add(i)
+            paired.add(i)
             used |= set(parts)
             candidates.append((score, i, k, possible_split))
     scores = {(i, k): score for score, i, k in possible}

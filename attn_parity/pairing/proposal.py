@@ -101,7 +101,7 @@ def in_order(pairing: Pairing, first: Mapping[str, SideWeight]) -> Pairing:
     """Return a pairing in the order of the first side's parameters."""
     rank = collections.defaultdict(lambda: len(first), {name: i for i, name in enumerate(first)})
     offsets = {id(one): one.first.cut.offset if one.first.cut else 0 for one in pairing.matches}
-    matches = sorted(pairing.matches, key=lambda one: (rank[one.first.source], offsets[id(one)]))
+    matches = sorted(pairing.matches, key=lambda match: (rank[match.first.source], offsets[id(match)]))
     return dataclasses.replace(pairing, matches=tuple(matches))
 
 
@@ -118,9 +118,9 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
     sides = TensorSides(first, second)
     pairs = equals(sides)
     fixed = [_link(sides, i, j, "name") for i, j in pairs]
-    taken = {i for i, _ in pairs}, {j for _, j in pairs}
-    ours = [one for i, one in enumerate(first) if i not in taken[0]]
-    theirs = [one for j, one in enumerate(second) if j not in taken[1]]
+    paired = {i for i, _ in pairs}, {j for _, j in pairs}
+    ours = [one for i, one in enumerate(first) if i not in paired[0]]
+    theirs = [one for j, one in enumerate(second) if j not in paired[1]]
     choices: list[Choice] = []
     for turned in (False, True) if ours and theirs else ():
         own, other = (theirs, ours) if turned else (ours, theirs)
@@ -173,7 +173,7 @@ def as_run(links: Sequence[Link], uses: tuple[UseOrder, UseOrder]) -> tuple[Link
     """Return the same tensors paired by kind and words, and within these in the order in which both sides use them."""
     ours, theirs = (
         # Of tensors that one operation uses at once, the matrix comes before its bias.
-        sorted(side, key=lambda one: (order.get(one.source, len(order)), -len(one.shape)))
+        sorted(side, key=lambda tensor: (order.get(tensor.source, len(order)), -len(tensor.shape)))
         for side, order in zip(([one.first for one in links], [one.second for one in links]), uses, strict=True)
     )
     sides = TensorSides(ours, theirs)
@@ -200,7 +200,7 @@ def is_in_order(links: Sequence[Link], uses: tuple[UseOrder, UseOrder]) -> bool:
             return False
         kind = tuple(sorted(link.first.shape)), last_word(link.first)
         times[kind].append((uses[0][link.first.source], uses[1][link.second.source]))
-    return all(sorted(some) == sorted(some, key=lambda both: both[::-1]) for some in times.values())
+    return all(sorted(some) == sorted(some, key=lambda order: order[::-1]) for some in times.values())
 
 
 def _link(sides: TensorSides, i: int, j: int, how: str) -> Link:

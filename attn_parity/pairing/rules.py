@@ -26,10 +26,10 @@ def from_rules(rules: AnyRules, first: Parameters, second: Parameters) -> Pairin
         ValueError: two rules claim one parameter.
     """
     pairing, problems = _read(rules, first, second, ("torch", "Flax"))
-    taken = {match.second.source for match in pairing.matches} | {name for _, name in problems.misnamed}
+    used = {match.second.source for match in pairing.matches} | {name for _, name in problems.misnamed}
     used_names = {match.first.source for match in pairing.matches} | problems.named
     dropped = {(side, name) for side, name, _ in pairing.dropped}
-    problems.missing += [name for name in second if name not in taken and ("second", name) not in dropped]
+    problems.missing += [name for name in second if name not in used and ("second", name) not in dropped]
     problems.unexpected += [name for name in first if name not in used_names and ("first", name) not in dropped]
     problems.refuse()
     return in_order(Pairing(pairing.matches, pairing.dropped), first)

@@ -216,9 +216,9 @@ def _open_ways(link: Link, usual: Mapping[Hashable, Way]) -> tuple[Way, ...]:
     """Return the ways that are open for a pair: one, where its own kind of layer shows it elsewhere."""
     ways = link.options.ways
     like = usual.get(link.layers)
-    shown = [way for way in ways if dataclasses.replace(way, sizes=()) == like]
-    if len(ways) > 1 and shown:
-        return (shown[0],)
+    alike = [way for way in ways if dataclasses.replace(way, sizes=()) == like]
+    if len(ways) > 1 and alike:
+        return (alike[0],)
     return ways if link.options.is_open else ways[:1]
 
 
@@ -284,10 +284,10 @@ def _listed(candidates: Sequence[Pairing], names: set[str]) -> str:
     differ = [name for name in partners if len(partners[name]) > 1 or len(patterns[name]) > 1]
     chosen = {name for name in differ if len(partners[name]) > 1} or set(differ)
     texts = [", ".join([written(match) for name, match in row.items() if name in chosen][:MAX_PAIRS]) for row in rows]
-    shown = [text for text in dict.fromkeys(texts) if text]
+    texts = list(filter(None, dict.fromkeys(texts)))
     more = len(candidates) - MAX_LISTED
-    return "; ".join(shown[:MAX_LISTED]) + (
-        f"; and {more if more + MAX_LISTED <= MAX_CANDIDATES else 'many'} more" if more > 0 and shown else ""
+    return "; ".join(texts[:MAX_LISTED]) + (
+        f"; and {more if more + MAX_LISTED <= MAX_CANDIDATES else 'many'} more" if more > 0 and texts else ""
     )
 
 

@@ -331,22 +331,22 @@ def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[Lay
     numbered = collections.Counter((len(numbers), total) for numbers, total in mine.values())
     # Lists that this side numbers as well have a counterpart as they are, and need no stack.
     wanted = collections.Counter((len(numbers), total) for numbers, total in theirs.values()) - numbered
-    taken: set[str] = set()
+    stacked: set[str] = set()
     for prefix, (numbers, total) in sorted(theirs.items(), key=lambda item: (item[0].count("."), item[0])):
         count = len(numbers)
         if count < 2 or not wanted[count, total]:
             continue
         lists = tuple(path for path, (some, size) in theirs.items() if (some, size) == (numbers, total))
         counted = tuple(sorted(numbers)), lists
-        below = next((some for some in _below(tensors, count, total) if not some[1] & taken), None)
+        below = next((some for some in _below(tensors, count, total) if not some[1] & stacked), None)
         stack = LayerStack(*below, *counted) if below else None
         if stack is None:
             layers = [one for one in others if one.spelled.startswith(prefix)]
-            alone = _stacked_by_shape([one for one in tensors if one.name not in taken], layers, count)
+            alone = _stacked_by_shape([one for one in tensors if one.name not in stacked], layers, count)
             stack = LayerStack("", frozenset(alone), 0, *counted) if alone else None
         if stack is not None:
             wanted[count, total] -= 1
-            taken |= stack.names
+            stacked |= stack.names
             yield stack
 
 

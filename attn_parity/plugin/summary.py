@@ -106,17 +106,17 @@ class _Allowed:
 
     Attributes:
         tests: the tests in which something that it covers differs.
-        known: whether any comparison has a tensor or submodule of its name.
+        is_named: whether any comparison has a tensor or submodule of its name.
         notes: notes of the reports on it.
     """
 
     tests: dict[str, None] = dataclasses.field(default_factory=dict)
-    known: bool = False
+    is_named: bool = False
     notes: dict[str, None] = dataclasses.field(default_factory=dict)
 
     def add(self, test: str, covers: bool, is_known: bool, notes: Iterable[str]) -> None:
         """Add the result of one comparison."""
-        self.known |= is_known
+        self.is_named |= is_known
         if covers:
             self.tests[test] = None
             self.notes |= dict.fromkeys(notes)
@@ -126,7 +126,7 @@ class _Allowed:
         """The test that needs it, or how many; why it allows nothing."""
         if self.tests:
             return next(iter(self.tests)) if len(self.tests) == 1 else f"{len(self.tests)} tests"
-        return "nothing there differs" if self.known else "nothing has that name"
+        return "nothing there differs" if self.is_named else "nothing has that name"
 
 
 def _annotation(handed: Mapping[str, Any]) -> str:

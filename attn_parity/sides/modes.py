@@ -64,12 +64,12 @@ class Modes:
     Attributes:
         names: of all positional arguments.
         defaults: name -> default of the arguments that switch modes.
-        given: name -> value of those that the user gave.
+        passed: name -> value of those that the user gave.
     """
 
     names: Sequence[str]
     defaults: Mapping[str, bool]
-    given: Mapping[str, Any]
+    passed: Mapping[str, Any]
 
     @classmethod
     def of(cls, subject: Subject, call: Arguments) -> Modes:
@@ -82,10 +82,10 @@ class Modes:
         mode = "train" if train else "eval"
         return [
             f"{mode} mode: {label} is called with {name}={value}, which is {not value} by default"
-            for name, value in contradicted(self.given, self.defaults, train=train).items()
+            for name, value in contradicted(self.passed, self.defaults, train=train).items()
         ]
 
     def in_eval_mode(self, call: Arguments, label: str) -> tuple[Arguments, list[str]]:
         """Return the call with the arguments that eval mode sets, and the notes on them."""
-        added = contradicted(self.given, self.defaults, train=False)
+        added = contradicted(self.passed, self.defaults, train=False)
         return called_with(call, self.names, added), self.notes(label, train=False)

@@ -136,7 +136,7 @@ class _Training:
         self.dtype = dtype or str(self.pair.dtype)
         self.precise = self.dtype == "float64"
         self.settings: list[str] = []
-        self.first_weights = self.pair.held["first"]
+        self.first_weights = self.pair.own_weights["first"]
         if seed is not None:
             self.first_weights = self.pair.draw((seed, 0))
         self.settings.append(
@@ -146,7 +146,7 @@ class _Training:
         self.settings += settings
         losses = (loss, loss) if isinstance(loss, str) else loss
         modules = (torch_module, flax_module)
-        carried = [self.pair.subject(side).state().keys() & self.pair.held[side].keys() for side in SIDES]
+        carried = [self.pair.subject(side).state().keys() & self.pair.own_weights[side].keys() for side in SIDES]
 
         def trainers(wanted: str | None) -> list[Any]:
             settings: dict[str, object] = {"dtype": wanted, "dropout": dropout}

@@ -65,7 +65,7 @@ def start(
     def free_run(trainer: Any, weights: Arrays) -> FreeRun:
         if trainer.framework == "flax":
             converted = pair.pairing.to_second(weights)
-            weights = {name: converted.get(name, one) for name, one in pair.held["second"].items()}
+            weights = {name: converted.get(name, one) for name, one in pair.own_weights["second"].items()}
         weights = cast(weights, trainer.precision) if trainer.precision else weights
         return FreeRun(trainer, trainer.framework, weights, trainer.first_state())
 

@@ -54,7 +54,7 @@ class Bench:
         self.exactly: dict[str, str] = {}
         self.probed: dict[Side, dict[MeasureKey, list[Measure]]] = {}
         self.pictures: list[Picture] = []
-        self.held: dict[Side, list[Array]] = {}
+        self.outputs: dict[Side, list[Array]] = {}
         self.furthest: Sample | None = None
         self._furthest = -1.0
         self.count = 0
@@ -83,11 +83,11 @@ class Bench:
             verdicts,
             max(len(self.drawn), 1),
             self.count,
-            self.noise.shown,
+            self.noise.differences,
             self.zero,
             self.pictures,
             self.furthest,
-            self.held,
+            self.outputs,
             self.explained,
             [*self.noise.notes, *self.notes],
             [*self.reached.unreached(), *notes.on_flushed(self.measures, self.dtype), *self._untaken()],
@@ -128,7 +128,7 @@ class Bench:
             return
         result = self._run(sample)
         if self.pair.effort.large and sample.kind == "held":
-            self.held = {side: result.low[side, self.modes[0]].outputs for side in SIDES}
+            self.outputs = {side: result.low[side, self.modes[0]].outputs for side in SIDES}
         for mode in self.modes:
             self._measure(result, mode)
         self._note_copies(result)
@@ -168,7 +168,7 @@ class Bench:
         if sample is None:
             return True
         runs = {side: self.runner.run(side, sample, self.dtype, self.modes[0]) for side in SIDES}
-        self.held = {side: run.outputs for side, run in runs.items()}
+        self.outputs = {side: run.outputs for side, run in runs.items()}
         tensors = self.pair.aligned(runs["first"], runs["second"])
         scales: dict[str, float] = {}
         for tensor in tensors.values():
@@ -242,7 +242,7 @@ class Bench:
             latest = measures[-1]
             rounding = 0.0 if sample.stress else max(latest.first_max, latest.second_max)
             # Unexplained meaning first: 1e-12 of it weighs as much as 1,000 units of rounding.
-            distance = max((latest.meaning or 0.0) - latest.given, 0.0) * 1e6 + rounding * 1e-9
+            distance = max((latest.meaning or 0.0) - latest.allowance, 0.0) * 1e6 + rounding * 1e-9
             if len(measures) == len(self.planned) and distance > self._furthest:
                 self._furthest, self.furthest = distance, sample
 
@@ -365,7 +365,7 @@ def _take_large(bench: Bench, plan: Sequence[Planned]) -> None:
     """
     own, held_sample = plan
     runner, pair = bench.runner, bench.pair
-    if runner.live and not pair.transfer and any(map(is_large, pair.held["first"].values())):
+    if runner.live and not pair.transfer and any(map(is_large, pair.own_weights["first"].values())):
         bench.take(held_sample)
         if bench.zero:
             bench.take(own)

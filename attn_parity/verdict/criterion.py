@@ -192,7 +192,7 @@ def allowed_meaning(measure: Measure, dtype: str) -> float:
     """Return the float64 difference that a measure is allowed, as a part of the scale of its kind."""
     return (
         meaning_limit((measure.first_max, measure.second_max), measure.scale, measure.meaning_scale, dtype)
-        + measure.given
+        + measure.allowance
     )
 
 

@@ -124,8 +124,8 @@ class Measure:
         is_zero: whether both float64 results are zero up to rounding.
         stress: whether the inputs were drawn to be hard; such a sample counts for the meaning alone.
         title: the name of the sample in reports.
-        given: the allowance in meaning, as a part of `meaning_scale`: the effect of one float32 unit in tables without
-            parameters, and the loss from the formula of fused attention.
+        allowance: the difference in meaning that is allowed, as a part of `meaning_scale`: the effect of one float32
+            unit in tables without parameters, and the loss from the formula of fused attention.
         part: largest absolute value of the tensor, as a part of `meaning_scale`.
         rounded: the element with the largest rounding error, with both results in the precision.
         is_flushed: whether it is too small for its precision to be judged; see `flushed_below`.
@@ -148,7 +148,7 @@ class Measure:
     is_zero: bool = False
     stress: bool = False
     title: str = ""
-    given: float = 0.0
+    allowance: float = 0.0
     part: float = 1.0
     is_flushed: bool = False
     rounded: Worst | None = None
@@ -259,18 +259,18 @@ def measure(
 
 def with_table_error(measured: Measure, moved: float) -> Measure:
     """Return the measure with the allowance for float32 tables: how far moving them by one unit moves the result."""
-    return dataclasses.replace(measured, given=TABLE_FACTOR * _part(moved, measured.meaning_scale))
+    return dataclasses.replace(measured, allowance=TABLE_FACTOR * _part(moved, measured.meaning_scale))
 
 
 def with_literal_error(measured: Measure, moved: float) -> Measure:
     """Return the measure with an allowance for literals and branches that float32 cannot show."""
-    return dataclasses.replace(measured, given=measured.given + _part(moved, measured.meaning_scale))
+    return dataclasses.replace(measured, allowance=measured.allowance + _part(moved, measured.meaning_scale))
 
 
 def with_flash_loss(measured: Measure, lost: float) -> Measure:
     """Return the measure with an allowance for the loss that the formula of fused attention causes in float64."""
     allowed = min(FLASH_FACTOR * _part(lost, measured.meaning_scale), FLASH_LIMIT)
-    return dataclasses.replace(measured, given=measured.given + allowed)
+    return dataclasses.replace(measured, allowance=measured.allowance + allowed)
 
 
 def with_error(measured: Measure, side: Side, rms: float, largest: float, dtype: str) -> Measure:

@@ -49,7 +49,7 @@ class Findings:
         zero: parameters whose gradient is zero in every sample.
         pictures: tensors of the first sample.
         furthest: the sample on which the sides are furthest apart.
-        held: outputs of each side on the pair's own weights, where a large pair was run on them.
+        outputs: outputs of each side on the pair's own weights, where a large pair was run on them.
         explained: the explanations of differences in meaning.
         notes: notes for the reader.
         unreached: rows and columns of matrices that no gradient reached, in words.
@@ -65,7 +65,7 @@ class Findings:
     zero: list[str]
     pictures: list[Picture]
     furthest: Sample | None
-    held: dict[Side, list[Array]]
+    outputs: dict[Side, list[Array]]
     explained: Explained
     notes: list[str]
     unreached: list[str]
@@ -249,7 +249,7 @@ def covered(runner: Runner, findings: Findings) -> Coverage:
         runner: runs the pair.
         findings: the findings in one precision.
     """
-    zero, outputs = findings.zero, findings.held
+    zero, outputs = findings.zero, findings.outputs
     pair, coverage = runner.pair, Coverage()
     matches = {match.first.name: match for match in pair.pairing.matches}
     if pair.effort.large:

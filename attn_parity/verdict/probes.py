@@ -185,7 +185,7 @@ class Probing:
         for name in {name for name, _ in doubted} & moved.keys():
             for mode in self.modes:
                 allowed = measures[name, mode] = with_table_error(measures[name, mode], moved[name])
-                explained.tables = max(explained.tables, min(allowed.given, allowed.meaning or 0.0))
+                explained.tables = max(explained.tables, min(allowed.allowance, allowed.meaning or 0.0))
 
     def _allow_literals(self, sample: Sample, measures: dict[MeasureKey, Measure], explained: Explained) -> None:
         """Allow the effect of literals of float32 accuracy and of branches that float32 cannot distinguish."""

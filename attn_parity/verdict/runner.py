@@ -43,12 +43,12 @@ class Noise:
     """Noise of a pair in one precision.
 
     Attributes:
-        shown: variation -> largest relative difference.
+        differences: variation -> largest relative difference.
         floors: tensor -> units of the last place that the sides differ from themselves, which is allowed.
         notes: notes for the reader.
     """
 
-    shown: dict[str, float] = dataclasses.field(default_factory=dict)
+    differences: dict[str, float] = dataclasses.field(default_factory=dict)
     floors: dict[str, float] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
 
@@ -110,7 +110,7 @@ class Live:
     def sample(self, planned: Planned) -> Sample:
         """Draw a sample."""
         pair, (kind, group, copy, seed) = self.pair, planned
-        weights = pair.held["first"]
+        weights = pair.own_weights["first"]
         if kind.startswith("own"):
             weights = pair.draw((abs(seed), group))
         drawn = arguments = pair.arguments["first"]
@@ -210,7 +210,7 @@ class Live:
         pair, cast = self.pair, self._cast(dtype)
         leaks: list[DtypeLeak] = []
         for side in SIDES:
-            subject, weights = pair.subject(side), pair.held[side]
+            subject, weights = pair.subject(side), pair.own_weights[side]
             if dtype == "float32" and not subject.holds_float64:
                 continue  # JAX has nothing wider
             if side == "first" and cast is None and len(subject.modules()) == 1 and not self._returns_wider(dtype):
@@ -229,7 +229,7 @@ class Live:
         """Return which side gives different results for the same input, and how; "" if neither."""
         pair = self.pair
         for side in sides:
-            subject, weights, arguments = pair.subject(side), pair.held[side], pair.arguments[side]
+            subject, weights, arguments = pair.subject(side), pair.own_weights[side], pair.arguments[side]
             precise = None if side in pair.lacks else "float64"
             try:
                 # Two seeds: a module that draws gives two results, and one that adds up in any order may as well.
@@ -270,9 +270,9 @@ class Live:
         """
         pair = self.pair
         large = pair.effort.large
-        held_weights = pair.held["first"]
+        held_weights = pair.own_weights["first"]
         drawn = held_weights if large else pair.draw((0, 2))
-        weights = drawn if side == "first" else {**pair.held["second"], **pair.pairing.to_second(drawn)}
+        weights = drawn if side == "first" else {**pair.own_weights["second"], **pair.pairing.to_second(drawn)}
         random = np.random.default_rng(5)
         for match in matches:
             tensor = match.first if side == "first" else match.second
@@ -343,16 +343,16 @@ def measured_noise(
         runs = [runner.run(side, sample, dtype, modes[0]) for _ in range(2)]
         once, again = (pair.named(side, run) for run in runs)
         label = pair.labels[side]
-        noise.shown[f"{dtype}, {label}, run to run"] = relative(once, again)
+        noise.differences[f"{dtype}, {label}, run to run"] = relative(once, again)
         for name, units in _units(once, again, dtype).items():
             noise.floors[name] = max(noise.floors.get(name, 0.0), units)
         if len(modes) > 1:
             other = runner.run(side, sample, dtype, modes[1])
-            noise.shown[f"{dtype}, {label}, eager or compiled"] = relative(once, pair.named(side, other))
+            noise.differences[f"{dtype}, {label}, eager or compiled"] = relative(once, pair.named(side, other))
     if "first" in sides and not pair.train:  # a half would draw other masks
         halves = _in_halves(runner, sample)
         if halves is not None:
-            noise.shown[f"{dtype}, {pair.labels['first']}, whole batch or halves"] = halves
+            noise.differences[f"{dtype}, {pair.labels['first']}, whole batch or halves"] = halves
     if perturb if perturb is not None else len(pair.lacks) == len(SIDES):
         for name, units in perturbed(runner, dtype).items():
             noise.floors[name] = max(noise.floors.get(name, 0.0), units)

@@ -57,14 +57,14 @@ class ModelLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output for `x` of shape ``(B, T, D)``."""
         model, call = self._around
-        call.given = x
+        call.inputs = x
         try:
             model(inputs_embeds=x, use_cache=False)
         except _Done:
             assert call.result is not None
             return call.result
         finally:
-            call.given = call.result = None
+            call.inputs = call.result = None
         raise RuntimeError("the model has not called its layer")
 
 
@@ -87,7 +87,7 @@ class _Done(Exception):  # noqa: N818 - it ends a call, and nothing has gone wro
 
 @dataclasses.dataclass
 class _Call:
-    given: Tensor | None = None
+    inputs: Tensor | None = None
     result: Tensor | None = None
 
 
@@ -99,7 +99,7 @@ class _Stage(nn.Module):
         self._layer, self._call = (layer,), call
 
     def forward(self, hidden_states: object, *args: object, **kwargs: object) -> object:
-        result = self._layer[0](self._call.given, *args, **kwargs)
+        result = self._layer[0](self._call.inputs, *args, **kwargs)
         self._call.result = result[0] if isinstance(result, tuple) else result
         raise _Done
 

@@ -40,7 +40,7 @@ class TorchPart:
         name: its class.
         names: name of a weight inside the part -> its name in the whole.
         trainable: the names inside the part that get gradients.
-        held: its weights, by their name inside the part; a run shards its own copies in the same way.
+        tensors: its weights, by their name inside the part; a run shards its own copies in the same way.
         constants: all its other tensors; a run gets copies to write to.
         holding: a context that swaps tensors in, by their name inside the part, and yields how to call the part.
         target: the object that `torch.compile` compiles.
@@ -49,7 +49,7 @@ class TorchPart:
     name: str
     names: dict[str, str]
     trainable: frozenset[str]
-    held: dict[str, Tensor]
+    tensors: dict[str, Tensor]
     constants: dict[str, Tensor]
     holding: Callable[[dict[str, Tensor], Callable[..., object]], contextlib.AbstractContextManager[Call]]
     target: Callable[..., object]

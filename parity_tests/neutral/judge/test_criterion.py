@@ -78,7 +78,7 @@ def test_a_loss_of_precision_shows_numbers_of_that_precision():
     apart = truth.copy()
     apart[3] += 1e-9  # what tables may explain
     sample = measure(first, second, truth, apart, kind_scale=0.0, dtype="float32", group=0, weights="own", sample=0)
-    result = decide("t", "t", "output", truth.shape, "float32", [dataclasses.replace(sample, given=1e-8)])
+    result = decide("t", "t", "output", truth.shape, "float32", [dataclasses.replace(sample, allowance=1e-8)])
     assert (result.verdict, result.side) == ("precision", "flax")
     at = result.worst.index
     assert at == (int(np.abs(second - apart).argmax()),)
@@ -135,9 +135,9 @@ def test_fused_attention_is_allowed_four_times_what_its_formula_loses(apart, ver
 
 
 def test_the_fused_attention_allowance_is_bounded_and_adds_to_tables():
-    one = dataclasses.replace(of_one(1.0, 1.0), given=1e-4)
-    assert with_flash_loss(one, 1.0).given == 1e-4 + FLASH_LIMIT
-    assert with_flash_loss(one, 0.0).given == 1e-4
+    one = dataclasses.replace(of_one(1.0, 1.0), allowance=1e-4)
+    assert with_flash_loss(one, 1.0).allowance == 1e-4 + FLASH_LIMIT
+    assert with_flash_loss(one, 0.0).allowance == 1e-4
 
 
 def test_one_wild_element_fails_although_the_rms_is_fine():

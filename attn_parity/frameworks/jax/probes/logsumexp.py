@@ -69,7 +69,7 @@ class _Softmax:
     """One softmax: its scores, which of them it returns and which it sums over (None is all), and its axes."""
 
     scores: ArrayLike
-    shown: ArrayLike | None
+    returned: ArrayLike | None
     counted: ArrayLike | None
     axes: tuple[int, ...]
 
@@ -199,7 +199,7 @@ def _operand_axes(made: _Made, axes: list[int | None]) -> list[int | None]:
 
 def _weights(softmax: _Softmax) -> Array:
     """Return exp(score - logsumexp(score)), computed in float32 or in the scores' wider dtype."""
-    axes, mask, counted = softmax.axes, softmax.shown, softmax.counted
+    axes, mask, counted = softmax.axes, softmax.returned, softmax.counted
 
     def _value(scores: Array) -> Array:
         summed = scores if counted is None else jnp.where(counted, scores, -jnp.inf)

@@ -119,7 +119,7 @@ class Execution:
                         tensors_of_cotangents,
                         sources,
                         accumulate,
-                        lambda at, one: _read(one, names[at], apart, mesh),
+                        lambda at, tensor: _read(tensor, names[at], apart, mesh),
                     )
             except (CannotPromoteError, ModuleFailedError, NeedsBackwardError):
                 raise
@@ -182,12 +182,12 @@ class Execution:
             if lends(weights[whole], self.dtype)
             and name in self.part.trainable
             and self.subject.device.type == "cpu"
-            and not is_sharded(self.part.held[name])
+            and not is_sharded(self.part.tensors[name])
         }
         tensors = {
             name: lent[name]
             if name in lent
-            else cut_as(self.subject.tensor(weights[whole], self.dtype), self.part.held[name])
+            else cut_as(self.subject.tensor(weights[whole], self.dtype), self.part.tensors[name])
             for name, whole in names.items()
         }
         for name, tensor in tensors.items():
