@@ -9,8 +9,8 @@ from ....printable import printable
 from ..files import bad, check_count, check_name
 from ..sources import OrderedReader
 from ..strided import StridedTensor
-from .calls import Record
-from .flat import MAX_DEPTH, SHOWN, NotPlainError, PlainValues
+from .calls import Record, holds_data
+from .flat import MAX_DEPTH, SHOWN, STEPS_PER_BYTE, NotPlainError, PlainValues
 from .machine import Machine
 from .ndarrays import Pickled, UnreadableError, array_of, loaded
 
@@ -46,7 +46,7 @@ class PickledReader(OrderedReader[StridedTensor]):
         file.close()
         if b"joblib.numpy_pickle" in data[:MAX_HEAD]:  # arrays lie between the operations of its pickle
             raise bad(path, "is of joblib.dump: save the dict of arrays that joblib.load makes of it by numpy.savez")
-        self._plain = PlainValues(path, len(data))
+        self._plain, self._steps = PlainValues(path, len(data)), len(data) * STEPS_PER_BYTE
         skipped: dict[str, str] = {}
         for name, value in self._leaves(Machine(data, path, placeholders=True).run(), "", 0):
             pickled = array_of(value)
@@ -59,6 +59,11 @@ class PickledReader(OrderedReader[StridedTensor]):
                 self.metadata[name] = self._plain.value(value, name)
             except NotPlainError as error:
                 skipped[name] = error.kind
+                if name and self._holds_data(value):
+                    kind = printable(error.kind)
+                    self._unread[check_name(path, name)] = (
+                        f"it is an object of {kind}, with arrays; save a dict of them"
+                    )
         check_count(path, len(self._stored))
         if not self._stored:
             first = next((f"; {printable(name) or 'it'} is {printable(kind)}" for name, kind in skipped.items()), "")
@@ -66,6 +71,7 @@ class PickledReader(OrderedReader[StridedTensor]):
             of_nnx = any(kind.startswith("flax.nnx.") for kind in skipped.values())
             remedy = "; torch.save saves tensors" if of_torch else "; save its flax.nnx.to_pure_dict" if of_nnx else ""
             raise bad(path, f"holds no array of NumPy or JAX{first}{remedy}")
+        skipped = {name: kind for name, kind in skipped.items() if name not in self._unread}
         if skipped:
             listing = ", ".join(
                 f"{printable(name)} ({printable(kind)})" for name, kind in list(skipped.items())[:SHOWN]
@@ -82,13 +88,24 @@ class PickledReader(OrderedReader[StridedTensor]):
         items = (
             value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
         )
-        if not items or (isinstance(value, list | tuple) and not any(map(_may_hold_arrays, value))):
+        if not items or (isinstance(value, list | tuple) and not any(map(self._may_hold_arrays, value))):
             yield name, value
             return
         for key, inner in items:
             if not isinstance(key, str | int):
                 raise bad(self.path, f"{printable(name)} has a key that is neither text nor a number")
             yield from self._leaves(inner, f"{name}.{key}" if name else str(key), depth + 1)
+
+    def _may_hold_arrays(self, value: object) -> bool:
+        return isinstance(_plain_dict(value), dict | list | tuple) or self._holds_data(value)
+
+    def _holds_data(self, value: object) -> bool:
+        return holds_data(value, self._count)
+
+    def _count(self) -> None:
+        self._steps -= 1
+        if self._steps < 0:
+            raise bad(self.path, "its pickle repeats values too often")
 
     def _place(self, name: str, pickled: Pickled) -> None:
         label = printable(name)
@@ -98,10 +115,6 @@ class PickledReader(OrderedReader[StridedTensor]):
             self._stored[name] = loaded(self.path, name, pickled)
         except UnreadableError as error:
             raise bad(self.path, f"{label} {error}") from None
-
-
-def _may_hold_arrays(value: object) -> bool:
-    return isinstance(_plain_dict(value), dict | list | tuple) or array_of(value) is not None
 
 
 def _plain_dict(value: Any) -> object:

@@ -315,7 +315,8 @@ GLOBALS = frozenset({*CALLS, *NAMES, *(f"torch.{name}" for name in STORAGES), "t
 _DATA = (
     *("torch._utils._rebuild", "torch._tensor._rebuild", "torch.distributed.tensor.", "torch.distributed._tensor."),
     *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy._core.numeric._frombuffer"),
-    "numpy.core.numeric._frombuffer",
+    *("numpy.core.numeric._frombuffer", "numpy.ma.core._mareconstruct", "torch.storage._load_from_bytes"),
+    *("jax._src.array._reconstruct_array", "jax._src.device_array.reconstruct_device_array"),
 )
 """Prefixes of the names of functions that return tensors or arrays."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import pickle
+import types
 
 import ml_dtypes
 import numpy as np
@@ -92,6 +94,27 @@ def test_pickled_tensors_are_refused_with_torch_save(tmp_path):
     source.write_bytes(b"\x80\x02}X\x01\x00\x00\x00wctorch.storage\n_load_from_bytes\n)Rs.")
     with pytest.raises(CheckpointError, match=r"w is torch.storage._load_from_bytes; torch.save saves tensors$"):
         checkpoints.read(source)
+
+
+Moments = collections.namedtuple("Moments", ["count", "mu"])
+
+
+def test_objects_with_arrays_are_never_passed_over(tmp_path):
+    torch = b"ctorch._utils\n_rebuild_tensor_v2\n(ctorch.storage\n_load_from_bytes\n)RK\x00)))tR"
+    tensor = b"\x80\x02}(X\x01\x00\x00\x00w%sX\x01\x00\x00\x00t%su." % (pickle.dumps(W, 2)[2:-1], torch)
+    trees = {
+        "opt.0": {"w": W, "opt": (Moments(np.int32(1), {"w": W}), ())},
+        "m": {"w": W, "m": np.ma.masked_array(W, W > 0)},
+        "o": {"w": W, "o": types.SimpleNamespace(inner=[{"w": W}])},
+        "t": tensor,
+    }
+    for name, tree in trees.items():
+        source = tmp_path / f"{name}.pkl"
+        source.write_bytes(tree if isinstance(tree, bytes) else pickle.dumps(tree, 2))
+        with pytest.raises(CheckpointError, match=rf"{name} of .* can't be read: it is an object of .*, with arrays"):
+            checkpoints.convert(source, tmp_path / "out", to_layout="same")
+        checkpoints.convert(source, tmp_path / f"{name}.npz", to_layout="same", drop=[name])
+        np.testing.assert_array_equal(checkpoints.read(tmp_path / f"{name}.npz")["w"], W)
 
 
 class Evil:
