@@ -59,7 +59,7 @@ class Request(ConvertOptions):
             keep_wrappers = self.rules is not None or self.to_layout == "same"
             selected, selection = select(opened, self.strip, self.drop or (), keep_wrappers=keep_wrappers)
             if self.adapter is None:
-                adapters.check_base(selected, takes_any_names=keep_wrappers)
+                adapters.check_base(selected, source, takes_any_names=keep_wrappers)
             reader = seen(selected, self.dequantize, self.dtype, self.adapter)
             beside = manifest.of(reader, source)
             is_another = self.strip is not None or selection.unwrapped or self.adapter is not None

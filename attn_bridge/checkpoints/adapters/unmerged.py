@@ -46,11 +46,19 @@ def without_adapter(reader: Reader) -> Reader:
     return Filtered(reader, names, ()) if names and len(names) < len(reader.tensors) else reader
 
 
-def check_base(reader: Reader, *, takes_any_names: bool) -> None:
+def _is_beside(reader: Reader, source: Path) -> bool:
+    """Return whether the source is a folder with an adapter in files that are not read."""
+    if not source.is_dir() or not is_there(source / CONFIG) or any(path.name in FILES for path in reader.files()):
+        return False
+    return any(is_there(source / name) for name in FILES)
+
+
+def check_base(reader: Reader, source: Path, *, takes_any_names: bool) -> None:
     """Refuse an adapter without its base, and a base in whose files an adapter is not merged.
 
     Args:
-        reader: the source.
+        reader: the open source.
+        source: its path, as the user names it.
         takes_any_names: whether the names of the target are those of the source, whatever they are.
 
     Raises:
@@ -62,6 +70,14 @@ def check_base(reader: Reader, *, takes_any_names: bool) -> None:
         raise CheckpointError(
             f"{adapter_path} holds a model and an adapter of peft for it: --adapter {folder} merges it, and --drop "
             f"{shell_word(FRONT + '*')} leaves it out"
+        )
+    if _is_beside(reader, source):
+        first, *more = reader.files()
+        is_whole = not more or first.suffix == ".json"
+        choice = f"the path {shell_word(str(first))}" if is_whole else "a folder of the model's files alone"
+        raise CheckpointError(
+            f"{adapter_path} holds a model and an adapter of peft for it: --adapter {folder} merges it, and {choice} "
+            "leaves it out"
         )
     if takes_any_names:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,9 @@ TRAINERS = {
 }
 """Further extension -> format of files that are read, but not written by it."""
 
+SUFFIXES = {**ENDINGS, **TRAINERS}
+"""Extension -> format of files that are read."""
+
 UNFINISHED = "attn-bridge.unfinished"
 """Marker file in a folder of a store while its files are created; a folder that contains it is not yet a checkpoint."""
 
@@ -170,14 +173,15 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
     if format is None and path.is_dir():
         if kind is None:
             raise bad(path, _undecided(path) + (_older(run, chosen) if is_newest else ""))
-        others = _in_other_formats(path, kind[1])
+        others = _others(path, *kind)
         if others:
-            files = listed(list(map(printable, others)), 3)
-            note = "; ".join([*filter(None, [note]), f"left out, as {kind[1]} is read where a folder has it: {files}"])
+            files, model = listed(list(map(printable, others)), 3), kind[1] if kind[0] == path else kind[0].name
+            note = "; ".join(
+                [*filter(None, [note]), f"left out, as the model is read from {printable(model)}: {files}"]
+            )
         path, format = kind
     elif format is None:
-        indexes = [name for ending, name in INDEXES.items() if path.name.endswith(ending)]
-        format = indexes[0] if indexes else {**ENDINGS, **TRAINERS}.get(path.suffix)
+        format = _format_of_index(path.name) or SUFFIXES.get(path.suffix)
         if path.suffix in mistaken.INSTEAD:
             raise bad(path, mistaken.INSTEAD[path.suffix])
         if format is None or format in FOLDERS:
@@ -204,40 +208,72 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
 
 def _is_pattern(path: Path) -> bool:
     """Return whether a name is a pattern for the files of several ranks; a file may have a star in its own name."""
-    is_torch = ENDINGS.get(path.suffix) == "torch" or TRAINERS.get(path.suffix) == "torch"
+    is_torch = SUFFIXES.get(path.suffix) == "torch"
     is_one = is_torch and not is_remote(path) and "*" in path.name and "\0" not in str(path)
     return is_one and is_folder(path.parent) and not path.exists()
 
 
+def _format_of_index(name: str) -> str:
+    """Return the format of an index, maybe of a variant (``model.safetensors.index.fp16.json``); "" for other names."""
+    usual = re.sub(r"\.index\.[\w-]+\.json$", ".index.json", name)
+    return next((format for ending, format in INDEXES.items() if usual.endswith(ending)), "")
+
+
 def is_known(path: Path) -> bool:
     """Return whether a path alone determines the container: a folder, an index, or a file with a known extension."""
-    return is_folder(path) or path.name.endswith((*INDEXES, *ENDINGS, *TRAINERS))
+    return is_folder(path) or bool(_format_of_index(path.name)) or path.name.endswith(tuple(SUFFIXES))
 
 
 UNDECIDED = "does not determine which checkpoint is meant; give one of its files: "
 
-USUAL = re.compile(r"(diffusion_pytorch_|pytorch_|flax_)?model\b.*|consolidated\b.*")
+USUAL = re.compile(r"(open_clip_)?(diffusion_pytorch_|pytorch_|flax_)?model\b.*|consolidated\b.*")
 """Names of the files of a model; other names may be those of a part of it, of an average or of an adapter."""
 
+PART = re.compile(r"(-[0-9]{5}-of-[0-9]{5}|_[0-9]{5})\.")
+"""The number in the name of a part of a model, as GGUF and Keras have it."""
 
-def _in_other_formats(folder: Path, format: str) -> list[str]:
-    """Return a folder's files of weights that are not read, as they are in other containers.
+
+def _weights_among(names: Iterable[str]) -> dict[str, str]:
+    """Return the names of files of weights, and of their indexes -> their format."""
+    weights: dict[str, str] = {}
+    for name in names:
+        format = SUFFIXES.get(Path(name).suffix) or _format_of_index(name)
+        if format and not name.startswith(".") and not mistaken.is_state(name):
+            weights[name] = format
+    return weights
+
+
+def _of_model(names: Sequence[str]) -> list[str]:
+    """Return names of files without those of weights in other containers than the files with a model's usual names."""
+    weights = _weights_among(names)
+    usual = {format for name, format in weights.items() if USUAL.fullmatch(name)}
+    return [name for name in names if not usual or weights.get(name) in {None, *usual}]
+
+
+def _others(folder: Path, path: Path, format: str) -> list[str]:
+    """Return a folder's files of weights that are not read, as they are in other containers or in other files.
 
     Args:
         folder: the folder.
+        path: the folder, or the file of it that is read.
         format: the container that is read.
 
     Raises:
-        CheckpointError: those that are read do not have the usual names of a model's files.
+        CheckpointError: the files that are read may be another part of the model: they do not have the usual names of
+            a model's files, no index names them, and not all others have a name that differs by its extension alone.
     """
-    formats = {**ENDINGS, **TRAINERS}
-    files = [one for one in folder.iterdir() if one.suffix in formats and not one.name.startswith(".")]
-    own = [one.name for one in files if formats[one.suffix] == format]
-    others = sorted(one.name for one in files if formats[one.suffix] != format and not mistaken.is_state(one.name))
-    if others and format not in FOLDERS and not any(map(USUAL.fullmatch, own)):
-        names = sorted([*others, *(name for name in own if not mistaken.is_state(name))])
-        raise bad(folder, UNDECIDED + listed(list(map(printable, names)), 20))
-    return others
+    from .shards import stem_of
+
+    weights = _weights_among(one.name for one in folder.iterdir())
+    own = [name for name, other in weights.items() if other == format]
+    if path != folder:  # one file, and the numbered parts of its model
+        parts = [name for name in own if PART.search(name) and stem_of(name) == stem_of(path.name)]
+        own = [path.name, *(name for name in parts if name != path.name)]
+    others = sorted(name for name in weights if name not in own and not _format_of_index(name))
+    is_whole = any(USUAL.fullmatch(name) or _format_of_index(name) for name in own)
+    if format in FOLDERS or is_whole or {*map(stem_of, others)} <= {*map(stem_of, own)}:
+        return others
+    raise bad(folder, UNDECIDED + listed(list(map(printable, sorted([*own, *others]))), 20))
 
 
 def _older(run: Path, chosen: Mapping[str, int | str]) -> str:
@@ -248,12 +284,11 @@ def _older(run: Path, chosen: Mapping[str, int | str]) -> str:
 
 def _undecided(folder: Path) -> str:
     """Return why a folder is not read: it contains several checkpoints, or none."""
-    suffixes = ENDINGS.keys() | TRAINERS.keys()
     index = next((below.name for below in folder.iterdir() if below.name.endswith(".msgpack.index.json")), "")
     if index:
         return f"{mistaken.FLAX_SHARDS} ({printable(index)})"
-    names = sorted(below.name for below in folder.iterdir() if below.suffix in suffixes)
-    names = [name for name in names if not mistaken.is_state(name)]
+    weights = _weights_among(below.name for below in folder.iterdir())
+    names = sorted(name for name in weights if not _format_of_index(name))
     if names:
         return UNDECIDED + listed(list(map(printable, names)), 20)
     folders = [] if is_remote(folder) else _below(folder)
@@ -313,25 +348,25 @@ def _kind_by_bytes(path: Path) -> str:
 
 def _kind_of(folder: Path) -> tuple[Path, str] | None:
     """Return the folder, or the single checkpoint file in it, and its format; None if the format is unknown."""
-    names = sorted(one.name for one in folder.iterdir())
-    for ending in (".safetensors", ".safetensors.index.json"):
-        if any(name.endswith(ending) and not name.startswith(".") for name in names):
-            return folder, "safetensors"
+    names = _of_model(sorted(one.name for one in folder.iterdir()))
+    weights = _weights_among(names)
+    if "safetensors" in weights.values():
+        return folder, "safetensors"
     if ORBAX_METADATA in names or any((folder / one / ORBAX_METADATA).is_file() for one in ORBAX_ITEMS):
         return folder, "orbax"
     if DCP_METADATA in names:
         return folder, "dcp"
-    if any(name.endswith((".bin", ".bin.index.json", ".pt", ".pth")) and not mistaken.is_state(name) for name in names):
+    if any(weights.get(name) == "torch" and not name.endswith(".ckpt") for name in names):
         return folder, "torch"
-    single = [name for name in names if name.endswith((".npz", ".msgpack", ".gguf"))]
+    single = [name for name in weights if name.endswith((".npz", ".msgpack", ".gguf"))]
     if len(single) > 1:
         from .shards import is_numbered
 
         is_cut = all(name.endswith(".gguf") for name in single) and is_numbered(single)
         single = single[:1] if is_cut else single
-    single = single or [name for name in names if name.endswith(".keras")] or _keras_weights(names)
+    single = single or [name for name in weights if name.endswith(".keras")] or _keras_weights(list(weights))
     if len(single) == 1:
-        return folder / single[0], {**ENDINGS, **TRAINERS, ".json": "keras"}[Path(single[0]).suffix]
+        return folder / single[0], {**SUFFIXES, ".json": "keras"}[Path(single[0]).suffix]
     return None
 
 

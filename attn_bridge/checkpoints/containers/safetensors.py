@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from ...printable import printable
 from ...whole_files import JsonObject
 from .base import MAX_HEADER, Extent, Reader, TensorInfo
-from .files import bad, check_count, check_infos, check_name, check_shape, parse_json
+from .files import bad, check_count, check_infos, check_name, check_shape, listed, parse_json
 from .remote import is_remote
-from .shards import ShardedReader, index_of, note_on_part, share
+from .shards import NUMBERED, ShardedReader, index_of, note_on_part, share
 from .sources import FileReader, inside
 from .writing import PlacedWriter, dump_json, put, sync_folder
 
@@ -49,15 +49,21 @@ INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"(diffusion_pytorch_)?model(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 """Names that `transformers` and `diffusers` give to the file of a model, or to its parts."""
 
-ORIGINAL = "consolidated"
-"""Beginning of the names of the same model's files under the names of its maker, Mistral, in the same folder."""
+ORIGINAL = ("consolidated", "open_clip_")
+"""Beginnings of the names of the same model's files under the names of its maker, Mistral or open_clip, in the same
+folder."""
 
 SAME = "the folder's other files are the same model"
 """Reason why files are not read."""
 
-VARIANT = re.compile(r"(diffusion_pytorch_)?model(-[0-9]{5}-of-[0-9]{5})?\.[\w-]+\.safetensors")
+VARIANT = re.compile(
+    r"(diffusion_pytorch_)?model(-[0-9]{5}-of-[0-9]{5})?\.(?P<variant>[\w-]+?)(-[0-9]{5}-of-[0-9]{5})?\.safetensors"
+)
 """Names of the same model's files in another form (``model.fp16.safetensors``), which those libraries read by
 ``variant="fp16"`` alone."""
+
+VARIANT_INDEX = re.compile(r"(diffusion_pytorch_)?model\.safetensors\.index\.[\w-]+\.json")
+"""Names of the indexes of such files."""
 
 ENDING = ".safetensors"
 
@@ -186,7 +192,7 @@ def open_safetensors(path: Path) -> Reader:
         CheckpointError: the path has no safetensors files, or a malformed one.
     """
     if not path.is_dir():
-        if path.name.endswith(".index.json"):
+        if path.suffix == ".json":
             return ShardedSafetensorsReader(path.parent, path, SafetensorsReader)
         if OF_RANKS.fullmatch(path.name) and not is_remote(path):
             _check_run(path, [one.name for one in path.parent.iterdir()])
@@ -199,19 +205,57 @@ def open_safetensors(path: Path) -> Reader:
     chosen, left_out = _without_original(names)
     if left_out and index is not None and index.name.startswith(ORIGINAL):
         index = None
-    if index is None:
+    stale = _is_stale(path, index, names)
+    if index is None or stale:
         if not names:
             raise bad(path, "has no .safetensors files")
+        _check_variants(path, chosen)
+        chosen, others = _of_usual_name(path, chosen)
         reader = ShardedSafetensorsReader(path, None, SafetensorsReader, chosen)
         reader.note_others(left_out, SAME)
+        reader.note_others(others, f"{chosen[0]} is the folder's model")
+        reader.note_others([index.name] if index is not None else [], "none of its files exist")
         return reader
     reader = ShardedSafetensorsReader(path, index, SafetensorsReader)
-    whole = index.name.removesuffix(".index.json")
-    if whole in names and whole not in reader.metadata["files"]:
-        raise bad(path, f"has both {printable(whole)} and {printable(index.name)}; name one of them")
     reader.note_others(left_out, SAME)
     reader.note_others((name for name in names if name not in left_out), f"{index.name} does not name them")
     return reader
+
+
+def _is_stale(path: Path, index: Path | None, names: Sequence[str]) -> bool:
+    """Return whether the file of a whole model has taken the place of those that an index names.
+
+    Raises:
+        CheckpointError: both exist.
+    """
+    whole = "" if index is None else index.name.removesuffix(".index.json")
+    if index is None or whole not in names:
+        return False
+    named = set(ShardedSafetensorsReader.named_by(path, index))
+    if whole not in named and named.intersection(names):
+        raise bad(path, f"has both {printable(whole)} and {printable(index.name)}; name one of them")
+    return whole not in named
+
+
+def _of_usual_name(path: Path, names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files to read of a folder without an index, and others next to a file of a model's usual name."""
+    usual = tuple(name for name in names if SHARD.fullmatch(name))
+    if len([name for name in usual if not NUMBERED.fullmatch(name)]) != 1:
+        return names, ()
+    others = tuple(name for name in names if name not in usual)
+    models = [name for name in others if re.fullmatch(r"model_[0-9]+\.safetensors", name)]
+    if models:
+        raise bad(path, f"has several models, as accelerate saves them; name one: {listed([usual[0], *models], 5)}")
+    return usual, others
+
+
+def _check_variants(path: Path, names: Sequence[str]) -> None:
+    """Refuse the files of several variants of a model."""
+    hits = [hit for name in names if (hit := VARIANT.fullmatch(name))]
+    if len({hit["variant"] for hit in hits}) > 1:
+        indexes = [one.name for one in path.iterdir() if VARIANT_INDEX.fullmatch(one.name)]
+        choices = sorted([*indexes, *(hit[0] for hit in hits if not NUMBERED.fullmatch(hit[0]))])
+        raise bad(path, f"has several variants of a model; name one of them: {listed(list(map(printable, choices)))}")
 
 
 def _check_run(path: Path, names: Sequence[str]) -> None:
@@ -229,9 +273,7 @@ def _without_original(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[st
     """Return the files of a folder to read, and those with the same model in its maker's names or another variant."""
     originals = tuple(name for name in names if name.startswith(ORIGINAL) or VARIANT.fullmatch(name))
     others = tuple(name for name in names if name not in originals)
-    if others and all(SHARD.fullmatch(name) for name in others):
-        return others, originals
-    return names, ()
+    return (others, originals) if any(map(SHARD.fullmatch, others)) else (names, ())
 
 
 class SafetensorsWriter(PlacedWriter):

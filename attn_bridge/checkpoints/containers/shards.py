@@ -43,9 +43,6 @@ class ShardedReader(Reader):
         own: JsonObject = {}
         if index is not None:
             weight_map, own = self._read_index(folder, index)
-            kinds = {type(name) for name in weight_map.values()}
-            if kinds - {str}:
-                raise bad(index, "the weight_map of the index names a file by something that is not text")
             names = tuple(sorted(set(weight_map.values())))
         said_by = folder if index is None else index
         paths = {name: inside(folder, name, said_by) for name in names}
@@ -61,18 +58,22 @@ class ShardedReader(Reader):
         parts = open_all(lambda path: open_one(path, folder), paths.values())
         self._parts = dict(zip(paths, parts, strict=True))
         self.tensors = {}
-        twice = []
+        twice, files = [], set[str]()
         for file, part in self._parts.items():
             for name, info in part.tensors.items():
                 if name in self.tensors:
-                    twice.append(f"{printable(name)} is in {printable(self.tensors[name].file)} and {printable(file)}")
+                    before = self.tensors[name].file
+                    twice.append(f"{printable(name)} is in {printable(before)} and {printable(file)}")
+                    files |= {printable(before), printable(file)}
                 self.tensors[name] = TensorInfo(name, info.dtype, info.shape, file)
             check_count(folder, len(self.tensors))
         self.unread = {name: kind for part in parts for name, kind in part.unread.items()}
         self.shared = {name: stored for part in parts for name, stored in part.shared.items()}
         self.notes += tuple(dict.fromkeys(note for part in parts for note in part.notes))
         if twice:
-            raise bad(folder, f"tensors come twice: {listed(twice, SHOWN)}; give one of the files")
+            choice = f"name one of the files: {listed(sorted(files))}"
+            choice = "give a folder of one model's files alone" if any(map(NUMBERED.fullmatch, files)) else choice
+            raise bad(folder, f"tensors come twice: {listed(twice, SHOWN)}; {choice}")
         if weight_map is not None:
             self._compare(weight_map)
         self.metadata = {"files": {file: part.metadata for file, part in self._parts.items()}}
@@ -86,7 +87,7 @@ class ShardedReader(Reader):
         """Return name -> file of an index, and its metadata without ``total_size``.
 
         Raises:
-            CheckpointError: it is too large, not JSON, or lacks the map.
+            CheckpointError: it is too large, not JSON, or lacks the map of texts.
         """
         inside(folder, index.name, index)
         document = parse_json(read_file(index, folder, MAX_HEADER), index, "index")
@@ -95,8 +96,15 @@ class ShardedReader(Reader):
         own = document.get("metadata", {})
         if not isinstance(own, dict):
             raise bad(index, "the metadata of the index is no object")
+        if any(not isinstance(name, str) for name in document["weight_map"].values()):
+            raise bad(index, "the weight_map of the index names a file by something that is not text")
         check_count(index, len(document["weight_map"]))
         return document["weight_map"], {key: value for key, value in own.items() if key != "total_size"}
+
+    @classmethod
+    def named_by(cls, folder: Path, index: Path) -> tuple[str, ...]:
+        """Return the files that an index names, once per tensor."""
+        return tuple(cls._read_index(folder, index)[0].values())
 
     def note_others(self, names: Iterable[str], reason: str) -> None:
         """Add a note on the files of the folder that are not read.
@@ -181,6 +189,15 @@ def share(
 
 NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<ending>\..+)")
 """Names of the files that a model is cut into, as libraries and llama-gguf-split give them."""
+
+
+def stem_of(name: str) -> str:
+    """Return a file's name without its extension and the number of its part.
+
+    That is ``X`` of ``X-00001-of-00003.bin``, and of Keras's ``X.weights.h5`` and ``X_00001.weights.h5``.
+    """
+    hit = NUMBERED.fullmatch(name)
+    return re.sub(r"(_[0-9]{5})?\.weights$", "", Path(name).stem) if hit is None else hit["stem"]
 
 
 def note_on_part(name: str) -> tuple[str, ...]:

@@ -40,11 +40,11 @@ def open_torch(path: Path) -> Reader:
     if run:
         raise bad(path, f"is of one rank, whose run {run}")
     if not is_folder:
-        if path.name.endswith(".index.json"):
+        if path.suffix == ".json":
             return ShardedTorchReader(path.parent, path, TorchReader)
         return _open_file(path)
     names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-    names = [name for name in names if not mistaken.is_state(name)]
+    names = [name for name in names if not mistaken.is_state(name) and not name.startswith(".")]
     index = index_of(path, ".bin.index.json", "pytorch_model")
     if index is not None:
         reader = ShardedTorchReader(path, index, TorchReader)

@@ -232,7 +232,8 @@ def test_another_variant_of_the_weights_is_left_out(tmp_path, whole, variant):
 def test_tensors_that_come_twice_are_shown_in_part_with_a_remedy(tmp_path):
     source = folder(tmp_path / "hf")
     write(source / "ema_model.safetensors", checkpoints.read(source))
-    with pytest.raises(CheckpointError, match=r"come twice: .*; and \d+ more; give one of the files") as caught:
+    (source / "model.safetensors").rename(source / "own.safetensors")
+    with pytest.raises(CheckpointError, match=r"come twice: .*; and \d+ more; name one of the files: ema_.*") as caught:
         checkpoints.read(source)
     assert len(str(caught.value)) < 500
 

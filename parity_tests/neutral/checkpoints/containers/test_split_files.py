@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import h5py
 import numpy as np
 import pytest
 
@@ -225,13 +226,23 @@ def test_other_files_of_torch_beside_the_usual_name(tmp_path):
 
 
 @pytest.mark.parametrize(("files", "note"), [
-    (["model.safetensors", "pytorch_model.bin"], "safetensors is read where a folder has it: pytorch_model.bin"),
-    (["pytorch_model.bin", "a.npz"], "torch is read where a folder has it: a.npz"),
-    (["consolidated.safetensors", "x.pt"], "safetensors is read where a folder has it: x.pt"),
+    (["model.safetensors", "pytorch_model.bin"], "safetensors: pytorch_model.bin"),
+    (["pytorch_model.bin", "a.npz"], "torch: a.npz"),
+    (["consolidated.safetensors", "x.pt"], "safetensors: x.pt"),
+    (["v_head.safetensors", "pytorch_model.bin"], "torch: v_head.safetensors"),
+    (["adapter_model.safetensors", "pytorch_model.bin"], "torch: adapter_model.safetensors"),
+    (["ema.safetensors", "model.pt"], "torch: ema.safetensors"),
+    (["own_v2.safetensors", "own_v2.npz", "own_v2.pt"], "safetensors: own_v2.npz; own_v2.pt"),
+    (["own_v2.pt", "own_v2.pkl"], "torch: own_v2.pkl"),
+    (["open_clip_model.safetensors", "open_clip_pytorch_model.bin"], "safetensors: open_clip_pytorch_model.bin"),
+    (["own-00001-of-00001.safetensors", "own.npz"], "safetensors: own.npz"),
+    (["own.npz", "own.pkl"], "own.npz: own.pkl"),
+    (["own.weights.h5", "own.keras"], "own.keras: own.weights.h5"),
+    (["model.weights.h5", "task.weights.h5"], "model.weights.h5: task.weights.h5"),
+    (["own.keras", "other.weights.h5"], None),
     (["model.safetensors", "training_args.bin", "rng_state.pth", "scheduler.pt", "optimizer.pt"], ""),
-    (["v_head.safetensors", "pytorch_model.bin"], None),  # the model is the other file
-    (["adapter_model.safetensors", "pytorch_model.bin"], None),
-    (["ema.safetensors", "model.pt"], None),
+    (["v_head.safetensors", "own.bin"], None),  # the model may be the other file
+    (["own.safetensors", "own.npz", "mean.npz"], None),
     (["a.npz", "b.ckpt"], None),
     (["a.pt", "b.ckpt"], None),
 ])  # fmt: skip
@@ -244,6 +255,8 @@ def test_files_of_other_containers_are_named_or_refused(tmp_path, files, note):
             write(path, arrays)
         elif file.endswith(".npz"):
             np.savez(path, **arrays)
+        elif file.endswith((".h5", ".keras")):
+            h5py.File(path, "w").create_dataset("x", data=arrays["x"])
         else:
             put_part(path, arrays)
     if note is None:
@@ -251,4 +264,83 @@ def test_files_of_other_containers_are_named_or_refused(tmp_path, files, note):
             checkpoints.convert(tmp_path / "in", tmp_path / "out", to_layout="same")
         assert all(file in str(caught.value) for file in files)
     else:
-        assert checkpoints.inspect(tmp_path / "in").notes == ((f"left out, as {note}",) if note else ())
+        notes = (f"left out, as the model is read from {note}",) if note else ()
+        assert checkpoints.inspect(tmp_path / "in").notes == notes
+
+
+def test_the_files_of_open_clip_beside_those_of_transformers_are_the_same_model(tmp_path):
+    write(tmp_path / "in" / "model.safetensors", {"text_model.x": np.ones(2)})
+    write(tmp_path / "in" / "open_clip_model.safetensors", {"transformer.x": np.ones(2)})
+    assert checkpoints.read(tmp_path / "in").keys() == {"text_model.x"}
+    (note,) = checkpoints.inspect(tmp_path / "in").notes
+    assert note == "left out, as the folder's other files are the same model: open_clip_model.safetensors"
+
+
+def test_hidden_files_that_macos_adds_are_not_counted(tmp_path):
+    (tmp_path / "in").mkdir()
+    put_part(tmp_path / "in" / "own.pt", {"x": np.ones(2)})
+    (tmp_path / "in" / "._own.pt").write_bytes(b"\0\5\x16\7")
+    assert checkpoints.read(tmp_path / "in").keys() == {"x"}
+
+
+@pytest.mark.parametrize("other", ["v_head", "optimizer", "model_ema"])
+def test_other_safetensors_beside_the_usual_name(tmp_path, other):
+    arrays, source = {"x": np.ones(2, np.float32)}, tmp_path / "in"
+    write(source / "model.safetensors", arrays)
+    write(source / f"{other}.safetensors", {"y": np.ones(3)})
+    assert bits(checkpoints.read(source)) == bits(arrays)
+    note = f"left out, as model.safetensors is the folder's model: {other}.safetensors"
+    assert checkpoints.inspect(source).notes == (note,)
+    write(source / "model_1.safetensors", {"z": np.ones(3)})
+    models = "model.safetensors; model_1.safetensors"
+    with pytest.raises(CheckpointError, match=f"has several models, as accelerate saves them; name one: {models}$"):
+        checkpoints.read(source)
+
+
+def test_an_index_without_its_files_beside_the_whole_model_is_left_out(tmp_path):
+    folder = indexed(tmp_path / "in", NUMBERED)  # as transformers leaves it that saves the same model again, whole
+    write(folder / "model.safetensors", {"x": np.ones(3)})
+    with pytest.raises(CheckpointError, match=r"has both model.safetensors and model.safetensors.index.json; name one"):
+        checkpoints.read(folder)
+    for name in NUMBERED:
+        (folder / name).unlink()
+    assert checkpoints.read(folder)["x"].shape == (3,)
+    note = "left out, as none of its files exist: model.safetensors.index.json"
+    assert checkpoints.inspect(folder).notes == (note,)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"these files of it are missing: model-00001"):
+        checkpoints.read(folder)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_variants_of_a_model_alone_are_named(tmp_path, count):
+    source = tmp_path / "in"
+    for number, variant in enumerate(("bf16", "fp16")):
+        weights = {}
+        for part in range(count):
+            cut = f"-{part + 1:05}-of-{count:05}" if count > 1 else ""
+            write(source / f"model.{variant}{cut}.safetensors", {f"x{part}": np.full(2, number, np.float32)})
+            weights[f"x{part}"] = f"model.{variant}{cut}.safetensors"
+        if count > 1:
+            (source / f"model.safetensors.index.{variant}.json").write_text(json.dumps({"weight_map": weights}))
+    names = [
+        f"model.safetensors.index.{one}.json" if count > 1 else f"model.{one}.safetensors" for one in ("bf16", "fp16")
+    ]
+    with pytest.raises(
+        CheckpointError, match=f"has several variants of a model; name one of them: {'; '.join(names)}$"
+    ):
+        checkpoints.convert(source, tmp_path / "out", to_layout="same")
+    for number, name in enumerate(names):
+        arrays = checkpoints.read(source / name)
+        assert arrays.keys() == {f"x{part}" for part in range(count)}
+        assert all((array == number).all() for array in arrays.values())
+
+
+def test_files_with_the_same_tensors_are_named(tmp_path):
+    for name in ("a", "b"):
+        write(tmp_path / "in" / f"{name}.safetensors", {"x": np.ones(2)})
+    with pytest.raises(CheckpointError, match=r"; name one of the files: a.safetensors; b.safetensors$"):
+        checkpoints.read(tmp_path / "in")
+    write(tmp_path / "in" / "a-00001-of-00001.safetensors", {"x": np.ones(2)})
+    with pytest.raises(CheckpointError, match=r"; give a folder of one model's files alone$"):
+        checkpoints.read(tmp_path / "in")

@@ -375,6 +375,7 @@ def test_an_adapter_alone_is_named_whatever_it_holds(tmp_path, config, message):
 
 def test_a_model_with_its_adapter_in_one_folder_needs_the_option(tmp_path):
     source, arrays = write(tmp_path / "base")
+    (source / "model.safetensors").rename(source / "own.safetensors")
     tensors = matrices(DOWN, 10, 6)
     for file in adapter_files.save(tmp_path / "made", tensors).iterdir():
         file.rename(source / file.name)
@@ -389,6 +390,29 @@ def test_a_model_with_its_adapter_in_one_folder_needs_the_option(tmp_path):
     assert here.keys() == alone.keys() == arrays.keys()
     changed = {name for name in arrays if here[name].tobytes() != arrays[name].tobytes()}
     assert changed == found.keys() == {f"{DOWN}.weight"}
+    assert all(alone[name].tobytes() == array.tobytes() for name, array in arrays.items())
+
+
+@pytest.mark.parametrize("container", ["index", "model.safetensors", "pytorch_model.bin"])
+def test_an_adapter_in_the_folder_of_its_model_is_never_passed_over(tmp_path, container):
+    made, arrays = write(tmp_path / "base")
+    source = adapter_files.save(tmp_path / "in", matrices(DOWN, 10, 6))
+    (source / "config.json").write_bytes((made / "config.json").read_bytes())
+    if container == "index":
+        (made / "model.safetensors").rename(source / "model.safetensors")
+        weights = dict.fromkeys(arrays, "model.safetensors")
+        model = source / "own.safetensors.index.json"
+        model.write_text(json.dumps({"weight_map": weights}))
+    else:
+        model = source / container
+        checkpoints.convert(arrays, model, to_layout="same")
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.convert(source, tmp_path / "out", to_layout="same")
+    assert f"--adapter {source} merges it, and the path {model} leaves it out" in str(caught.value)
+    checkpoints.convert(source, tmp_path / "here", to_layout="same", adapter=source)
+    checkpoints.convert(model, tmp_path / "alone", to_layout="same")
+    here, alone = checkpoints.read(tmp_path / "here"), checkpoints.read(tmp_path / "alone")
+    assert {name for name in arrays if here[name].tobytes() != arrays[name].tobytes()} == {f"{DOWN}.weight"}
     assert all(alone[name].tobytes() == array.tobytes() for name, array in arrays.items())
 
 
