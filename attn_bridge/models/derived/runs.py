@@ -168,8 +168,9 @@ def read_heads(config: ConfigFile, kinds: Sequence[str], layer: int) -> dict[str
 
 
 def _own_heads(config: ConfigFile, layer: int) -> dict[str, int]:
-    # JSON has no integers as keys, but a config in memory may.
-    values = {str(key): value for key, value in config.mapping(PER_LAYER).items()}.get(str(layer)) or {}
+    # A config in memory may have integers as keys; in a file, transformers pads them with zeros to one length.
+    values = {str(key).lstrip("0") or "0": value for key, value in config.mapping(PER_LAYER).items()}
+    values = values.get(str(layer)) or {}
     unknown = [key for key in values if key not in ("head_dim", "num_key_value_heads")]
     if unknown:
         raise ValueError(f"{PER_LAYER} of {config.model_type} must not change {unknown[0]}")

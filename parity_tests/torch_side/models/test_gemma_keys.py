@@ -88,6 +88,7 @@ OF_GEMMA4 = [
     {"per_layer_config": {"0": {"sliding_window": 2}}},
     {"per_layer_config": {"0": {"intermediate_size": 8}}},
     {"per_layer_config": {}},
+    {"num_hidden_layers": 12, "layer_types": [SLIDING, FULL] * 6},  # whose numbers transformers pads: "01" to "11"
 ]
 OF_GEMMA3N = [
     {"layer_types": [FULL] * 5},
