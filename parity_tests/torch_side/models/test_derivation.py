@@ -21,13 +21,12 @@ from attn_parity.frameworks.torch.derivation import (
     derive,
     model_pair,
     proof,
-    rows,
     search,
-    structure,
     subject,
     survey,
 )
 from attn_parity.frameworks.torch.derivation.key_changes import STRETCHED
+from attn_parity.frameworks.torch.derivation.parts import rows, structure
 from attn_parity.frameworks.torch.running.promotion import promoted
 
 from ...support.calls.cover import some

@@ -3,8 +3,8 @@
 In: a ``model_type`` that the installed `transformers` has. Out: an `attn_bridge` description of the family, or a
 `DerivationError` that names the first part that is not understood.
 
-`subject` makes tiny random instances and records which keys of a config they read; `structure` reads names, shapes and
-the order of calls; `choices` lists what they leave open, and `search` takes the choices that compute the same on a
+`subject` makes tiny random instances and records which keys of a config they read; `parts` reads names, shapes and the
+order of calls; `choices` lists what they leave open, and `search` takes the choices that compute the same on a
 `model_pair`; `proof` compares on many configs, which `key_changes` makes. A proposal may be wrong, a proof may not:
 `proof` does not know how a proposal was made.
 """
@@ -26,7 +26,8 @@ from attn_bridge.models.family import Family, using
 from attn_bridge.models.reading import multimodal
 from attn_bridge.printable import printable
 
-from . import model_pair, proof, repair, search, structure, subject
+from . import model_pair, proof, repair, search, subject
+from .parts import structure
 from .subject import DerivationError
 
 __all__ = ["DerivationError", "check", "derive", "derive_family", "read_config"]

@@ -12,10 +12,10 @@ from attn_bridge.models.reading.decoders import ACTIVATIONS as ACTIVATION_NAMES
 from attn_bridge.specs.blocks.feed_forward import Activation
 from attn_bridge.specs.position import Pairing
 
-from . import experts as mixtures
-from . import structure
 from .key_changes import GROWTH, is_nested
-from .structure import Structure
+from .parts import experts as mixtures
+from .parts import structure
+from .parts.structure import Structure
 from .subject import DerivationError, ModelClass
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -9,7 +9,7 @@ from typing import Any
 
 from attn_bridge.whole_files import JsonObject
 
-from .experts import older_keys
+from .parts.experts import older_keys
 from .subject import ABSENT, COUNTS, LAYERS, ModelClass
 
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")

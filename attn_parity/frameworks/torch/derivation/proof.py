@@ -24,7 +24,6 @@ from attn_bridge.specs.decoder_model import DecoderConfig
 from attn_bridge.whole_files import JsonObject
 
 from ..running.promotion import promoted
-from .experts import in_files
 from .key_changes import changes_of, mixed
 from .model_pair import (
     ModelPair,
@@ -37,6 +36,7 @@ from .model_pair import (
     read,
     reader_of,
 )
+from .parts.experts import in_files
 from .subject import ABSENT, ModelClass
 
 BOUND = 1e-10

@@ -13,12 +13,12 @@ from attn_bridge.models.derived.layout import layout_of
 from attn_bridge.models.derived.reading import FamilyReader
 from attn_bridge.models.layout import Layout
 
-from . import experts as mixtures
 from . import model_pair, proof
 from .choices import EPS, inner_key
 from .key_changes import changes_of
+from .parts import experts as mixtures
+from .parts.structure import Structure
 from .search import LISTS
-from .structure import Structure
 from .subject import ABSENT, LAYERS, DerivationError, ModelClass
 
 

@@ -19,11 +19,12 @@ from attn_bridge.weights.rows import Row
 from attn_bridge.whole_files import JsonObject
 
 from ..running.promotion import promoted
-from . import experts as mixtures
-from . import latent, model_pair, outside, proof, rows, structure
+from . import model_pair, proof
 from .choices import HEADS_OF_LAYERS, SWITCH, Choice, choices_of, constant, has_runs
 from .key_changes import LONGER, STRETCHED, is_nested
-from .structure import Structure
+from .parts import experts as mixtures
+from .parts import latent, outside, rows, structure
+from .parts.structure import Structure
 from .subject import HEADS, LAYERS, DerivationError, ModelClass
 
 MOST_DEVIATIONS = 3

@@ -15,11 +15,11 @@ from torch import nn
 from attn_bridge.models.derived.description import KeySource
 from attn_bridge.specs.blocks.feed_forward import XIELU
 
+from ..subject import LAYERS, LONG, DerivationError, ModelClass
 from . import experts as mixtures
 from . import latent, outside
 from .experts import Experts
 from .outside import Outside
-from .subject import LAYERS, LONG, DerivationError, ModelClass
 
 ATTENTION = {
     "W_query": ("q_proj", "query", "wq", "Wq"),
