@@ -215,7 +215,7 @@ def test_arguments_are_refused_before_anything_is_written(hub):
 
 def test_a_model_is_downloaded_unless_the_cache_alone_may_serve(hub):
     gpt("torch").push_to_hub(NAME)
-    with pytest.raises(CheckpointError, match="the cache does not hold it$"):
+    with pytest.raises(CheckpointError, match=r"the cache does not hold it$"):
         reading.find_folder(NAME, local_files_only=True)
     folder = reading.find_folder(NAME)
     assert (folder / "model.safetensors").is_file()

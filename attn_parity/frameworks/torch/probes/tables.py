@@ -19,7 +19,7 @@ from torch_attn.shards import whole
 
 from ....sides.tables import STILL, Collector
 from ....sides.tables import Tables as Found
-from ..running.promotion import _WRITES_NO_DATA, BACKWARD, _writes, backward_inside
+from .calls import BACKWARD, backward_inside, writes
 from .rounding import Uncompiled
 from .storages import StorageMarks, innermost, operation_of, tensors_in
 
@@ -82,7 +82,7 @@ class DispatchTables(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in BACKWARD:
             return backward_inside(self, func, args, kwargs)
-        if _writes(func) and func not in _WRITES_NO_DATA:
+        if writes(func):
             return func(args[0], *self._entered(args[1:]), **self._entered(kwargs))
         if getattr(func, "__name__", "") in ("__get__", "__set__") or func in _ASK_NOTHING:
             return func(*args, **kwargs)

@@ -80,7 +80,8 @@ REFUSED = {
     "decoder alone": (
         "llama",
         {},
-        "model_type (llama) is no encoder and decoder of ours, which are bart, mt5, t5, umt5, whisper; DecoderModel runs",
+        "model_type (llama) is no encoder and decoder of ours, which are bart, mt5, t5, umt5, whisper; "
+        "DecoderModel runs",
     ),
     "nobody": ("nobody", {}, "model_type (nobody) must be one of"),
 }
