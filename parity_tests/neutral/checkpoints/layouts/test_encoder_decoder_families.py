@@ -81,7 +81,7 @@ REFUSED = {
         "llama",
         {},
         "model_type (llama) is no encoder and decoder of ours, which are bart, mt5, t5, umt5, whisper; "
-        "DecoderModel runs",
+        "DecoderModel runs it",
     ),
     "nobody": ("nobody", {}, "model_type (nobody) must be one of"),
 }
