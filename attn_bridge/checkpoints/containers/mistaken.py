@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
+from .base import MAX_HEADER
+
 HEAD = 512
 """Bytes of a file that are looked at."""
 
@@ -87,8 +89,10 @@ def unnamed(file: _Readable) -> str:
     """Return the kind of a file without a known extension, by its first bytes, and a remedy; "" if unknown."""
     kind = kind_of(file, "")
     start = bytes(file.read(0, min(HEAD, file.size)))
+    # The magic of tar is at byte 257 of its first block.
     if start[257:262] == b"ustar":
         return "is a tar archive: unpack it, and convert the checkpoint in it"
+    # A zip starts with a member's local header, an empty one with its end record.
     if start.startswith((b"PK\3\4", b"PK\5\6")):
         return kind or "is a zip archive: unpack it, and convert the checkpoint in it"
     guess = "msgpack" if start[:1] in MAPS and start[1:2] in TEXTS else "pickle" if start.startswith(b"\x80") else ""
@@ -185,7 +189,9 @@ def _container_of(start: bytes) -> str:
         if start.startswith(magic):
             return name
     if start.startswith(b"PK\3\4"):
+        # A zip's local header: the name's length at byte 26, the name at byte 30.
         name = start[30 : 30 + int.from_bytes(start[26:28], "little")].decode("utf-8", "replace")
         return next((one for ending, one in _MEMBERS.items() if name.endswith(ending)), "")
+    # Safetensors start with eight bytes of length, then JSON.
     length = int.from_bytes(start[:8], "little")
-    return "safetensors" if start[8:9] == b"{" and 1 < length <= 100_000_000 else ""
+    return "safetensors" if start[8:9] == b"{" and 1 < length <= MAX_HEADER else ""
