@@ -7,6 +7,7 @@ import functools
 import linecache
 import os
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
@@ -227,7 +228,12 @@ def place(line: StackLine) -> str:
 
 
 def _shortened(file: str) -> str:
-    """Return a path relative to the working folder if it is below it, else unchanged."""
+    """Return a path relative to the working folder if it is below it, ``cell In[3]`` of a notebook, else unchanged."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    cell = None if shell is None else shell.compile.format_code_name(file)
+    if cell is not None:
+        return " ".join(cell).replace("Cell", "cell")  # a cell's file is a temporary one that its readers don't know
     with contextlib.suppress(ValueError, OSError):  # OSError: the working folder is gone
         return Path(file).relative_to(Path.cwd()).as_posix()
     return file

@@ -1,4 +1,4 @@
-"""Every block of the site runs: of docs/*.md in the tours, of its folders as cells; and notebooks are in step."""
+"""Every block of the site runs: of docs and its guides in the tours, of other folders as cells; notebooks follow pages."""
 
 import re
 import runpy
@@ -7,8 +7,13 @@ import pytest
 
 from .conftest import ROOT
 
+PLAIN = "guides"
+"""The folder whose blocks are text that the tours run, as those of the pages above it."""
+
 PAGES = sorted(
-    path for path in (ROOT / "docs").rglob("*/*.md") if not path.relative_to(ROOT / "docs").parts[0].startswith("_")
+    path
+    for path in (ROOT / "docs").rglob("*/*.md")
+    if not (folder := path.relative_to(ROOT / "docs").parts[0]).startswith("_") and folder != PLAIN
 )
 FENCE = re.compile(r"^(?P<before>.*)\n+(?P<fence>`{3,})(?P<language>.*)\n(?P<text>(?:.*\n)*?)(?P=fence)$", re.MULTILINE)
 
