@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import types
 from pathlib import Path
@@ -53,6 +54,12 @@ def test_bad_usage_is_one_line_and_status_2(arguments, message, capsys):
     assert printed.err.startswith(message)
     assert printed.err.count("\n") == 1
     assert printed.out == ""
+
+
+@pytest.mark.parametrize(("window", "is_longer_seen"), [(None, False), (2, True), (99, False)])
+def test_a_longer_window_is_planted_where_it_shows_more(window, is_longer_seen):
+    config = find_config(0, lambda config: config.tokens > 4)
+    assert find_fault("window-one-longer").applies(dataclasses.replace(config, window=window)) is is_longer_seen
 
 
 def test_a_case_that_a_fault_does_not_fit_is_refused(capsys):
