@@ -110,10 +110,10 @@ def mixture() -> MixtureOfExperts:
 
 def test_experts_that_overflow_for_tokens_of_others_change_nothing():
     config = MixtureOfExpertsConfig(FeedForwardConfig(2, 2), num_experts=2, top_k=1)
-    module, x = MixtureOfExperts(config), torch.tensor([[1.0, 1.0], [-1.0, 1e30]])
+    module, x = MixtureOfExperts(config), torch.tensor([[1e-30, 1e-30], [-1.0, 1e30]])
     with torch.no_grad():
         module.router.weight.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
-        for number, scale in enumerate((1.0, 1e-30)):
+        for number, scale in enumerate((1e30, 1e-30)):
             for weight in module.experts[number].parameters():
                 weight.fill_(scale)
 
