@@ -21,6 +21,7 @@ from attn_parity.localisation.sides import Sides
 from attn_parity.localisation.weighing import explained
 from attn_parity.matching.submodule_pairs import pair_modules
 from attn_parity.sides.subject import Arguments, Call, ModuleFailedError, Run, Submodule
+from attn_parity.verdict.measures import TABLE_LIMIT
 
 RANDOM = np.random.default_rng(0)
 
@@ -36,6 +37,23 @@ def test_no_difference_is_excused_where_a_pair_cannot_run_alone(monkeypatch):
     monkeypatch.setattr(search, "rounding", fail)
     node = types.SimpleNamespace(rounding=None, calls=[(None, None)], paths={})
     assert search._Search._rounding(types.SimpleNamespace(runner=object(), sides=None), node) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("error", "by_tables", "is_at_fault"),
+    [
+        (None, 0.0, False),
+        (1e-9, 0.0, False),
+        (1e-7, 0.0, True),
+        (1e-7, 2e-7, False),
+        (2 * TABLE_LIMIT, 1.0, True),
+    ],
+)
+def test_a_pair_is_at_fault_beyond_rounding_and_what_its_tables_explain(error, by_tables, is_at_fault):
+    node = types.SimpleNamespace(error=lambda direction: error)
+    searched = types.SimpleNamespace(aim="meaning", limits={"forward": 1e-8}, runner=None, root=None)
+    searched._limit_of = lambda node, direction: by_tables
+    assert search._Search._guilty(searched, node, "forward") is is_at_fault
 
 
 # ---- arrays
