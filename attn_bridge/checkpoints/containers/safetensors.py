@@ -13,7 +13,7 @@ from ...whole_files import JsonObject
 from .base import MAX_HEADER, Extent, Reader, TensorInfo
 from .files import bad, check_count, check_infos, check_name, check_shape, listed, parse_json
 from .remote import is_remote
-from .shards import NUMBERED, ShardedReader, index_of, note_on_part, share
+from .shards import GONE, NUMBERED, ShardedReader, index_of, is_stale, note_on_part, share
 from .sources import FileReader, inside
 from .writing import PlacedWriter, dump_json, put, sync_folder
 
@@ -205,8 +205,7 @@ def open_safetensors(path: Path) -> Reader:
     chosen, left_out = _without_original(names)
     if left_out and index is not None and index.name.startswith(ORIGINAL):
         index = None
-    stale = _is_stale(path, index, names)
-    if index is None or stale:
+    if index is None or is_stale(path, index, names):
         if not names:
             raise bad(path, "has no .safetensors files")
         _check_variants(path, chosen)
@@ -214,27 +213,12 @@ def open_safetensors(path: Path) -> Reader:
         reader = ShardedSafetensorsReader(path, None, SafetensorsReader, chosen)
         reader.note_others(left_out, SAME)
         reader.note_others(others, f"{chosen[0]} is the folder's model")
-        reader.note_others([index.name] if index is not None else [], "none of its files exist")
+        reader.note_others([index.name] if index is not None else [], GONE)
         return reader
     reader = ShardedSafetensorsReader(path, index, SafetensorsReader)
     reader.note_others(left_out, SAME)
     reader.note_others((name for name in names if name not in left_out), f"{index.name} does not name them")
     return reader
-
-
-def _is_stale(path: Path, index: Path | None, names: Sequence[str]) -> bool:
-    """Return whether the file of a whole model has taken the place of those that an index names.
-
-    Raises:
-        CheckpointError: both exist.
-    """
-    whole = "" if index is None else index.name.removesuffix(".index.json")
-    if index is None or whole not in names:
-        return False
-    named = set(ShardedSafetensorsReader.named_by(path, index))
-    if whole not in named and named.intersection(names):
-        raise bad(path, f"has both {printable(whole)} and {printable(index.name)}; name one of them")
-    return whole not in named
 
 
 def _of_usual_name(path: Path, names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

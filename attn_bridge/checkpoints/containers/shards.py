@@ -236,3 +236,29 @@ def index_of(folder: Path, ending: str, usual: str) -> Path | None:
     if len(indexes) > 1:
         raise bad(folder, f"has several indexes: {listed([printable(one.name) for one in indexes])}; name one")
     return indexes[0] if indexes else None
+
+
+GONE = "none of its files exist"
+"""Reason why an index is not read."""
+
+
+def is_stale(folder: Path, index: Path, names: Collection[str]) -> bool:
+    """Return whether the file of a whole model has taken the place of all files that an index names.
+
+    transformers leaves such an index where it saves a model again in one file, and reads that file.
+
+    Args:
+        folder: the folder.
+        index: its index.
+        names: its files.
+
+    Raises:
+        CheckpointError: the whole model and files of the index exist.
+    """
+    whole = index.name.removesuffix(".index.json")
+    if whole not in names:
+        return False
+    named = set(ShardedReader.named_by(folder, index))
+    if whole not in named and named.intersection(names):
+        raise bad(folder, f"has both {printable(whole)} and {printable(index.name)}; name one of them")
+    return whole not in named

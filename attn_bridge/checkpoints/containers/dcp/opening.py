@@ -13,7 +13,7 @@ from .. import mistaken
 from ..base import CheckpointError, Reader
 from ..files import bad, listed
 from ..remote import open_all
-from ..shards import ShardedReader, index_of, is_numbered, note_on_part
+from ..shards import GONE, ShardedReader, index_of, is_numbered, is_stale, note_on_part
 from ..sources import inside
 from ..torch_file import TorchReader
 from .consolidated import SplitReader, check_numbers
@@ -46,7 +46,7 @@ def open_torch(path: Path) -> Reader:
     names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     names = [name for name in names if not mistaken.is_state(name) and not name.startswith(".")]
     index = index_of(path, ".bin.index.json", "pytorch_model")
-    if index is not None:
+    if index is not None and not is_stale(path, index, names):
         reader = ShardedTorchReader(path, index, TorchReader)
         reader.note_others(names, f"{index.name} does not name them")
         return reader
@@ -69,6 +69,7 @@ def open_torch(path: Path) -> Reader:
         raise bad(path, kind or f"has {len(names)} files of torch.save and no index; {which}")
     reader = ShardedTorchReader(path, None, lambda *_: first, tuple(names))
     reader.note_others(others, f"{MODEL} is the folder's model")
+    reader.note_others([index.name] if index is not None else [], GONE)
     return reader
 
 

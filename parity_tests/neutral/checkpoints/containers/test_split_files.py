@@ -297,18 +297,24 @@ def test_other_safetensors_beside_the_usual_name(tmp_path, other):
         checkpoints.read(source)
 
 
-def test_an_index_without_its_files_beside_the_whole_model_is_left_out(tmp_path):
-    folder = indexed(tmp_path / "in", NUMBERED)  # as transformers leaves it that saves the same model again, whole
-    write(folder / "model.safetensors", {"x": np.ones(3)})
-    with pytest.raises(CheckpointError, match=r"has both model.safetensors and model.safetensors.index.json; name one"):
+@pytest.mark.parametrize("whole", ["model.safetensors", "pytorch_model.bin"])
+def test_an_index_without_its_files_beside_the_whole_model_is_left_out(tmp_path, whole):
+    folder, (stem, _, ending) = tmp_path / "in", whole.partition(".")  # as transformers leaves it that saves again
+    put = put_part if ending == "bin" else write
+    names = [f"{stem}-0000{number}-of-00002.{ending}" for number in (1, 2)]
+    for name in names:
+        folder.mkdir(exist_ok=True)
+        put(folder / name, {name: np.ones(1)})
+    (folder / f"{whole}.index.json").write_text(json.dumps({"weight_map": {name: name for name in names}}))
+    put(folder / whole, {"x": np.ones(3)})
+    with pytest.raises(CheckpointError, match=rf"has both {whole} and {whole}.index.json; name one of them$"):
         checkpoints.read(folder)
-    for name in NUMBERED:
+    for name in names:
         (folder / name).unlink()
     assert checkpoints.read(folder)["x"].shape == (3,)
-    note = "left out, as none of its files exist: model.safetensors.index.json"
-    assert checkpoints.inspect(folder).notes == (note,)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"these files of it are missing: model-00001"):
+    assert checkpoints.inspect(folder).notes == (f"left out, as none of its files exist: {whole}.index.json",)
+    (folder / whole).unlink()
+    with pytest.raises(CheckpointError, match=rf"these files of it are missing: {names[0]}"):
         checkpoints.read(folder)
 
 
