@@ -302,10 +302,10 @@ def _undecided(folder: Path) -> str:
         return run
     if folders:
         return f"holds checkpoints in its folders; give one of them: {listed(folders, 20)}"
-    for child in [] if is_remote(folder) else sorted(folder.iterdir()):
+    for child in [] if is_remote(folder) else sorted(folder.iterdir())[:LOOKED_AT]:
         if child.suffix in mistaken.INSTEAD:
             return f"has no file that is read; its {printable(child.name)} {mistaken.INSTEAD[child.suffix]}"
-        kind = _kind_by_bytes(child) if child.is_file() and not child.suffix else ""
+        kind = _kind_by_bytes(child) if child.suffix not in SUFFIXES and child.is_file() else ""
         if kind:
             return f"has no file with a known extension; give the file {printable(child.name)}, which {kind}"
     return f"has no checkpoint of a known format in it; known are {', '.join(_READERS)}"
@@ -317,7 +317,7 @@ def _is_zarr(path: Path) -> bool:
 
 
 LOOKED_AT, DEPTH = 200, 3
-"""Folders that are looked at for checkpoints, and how deep below the folder that the user names."""
+"""Folders and files that are looked at for checkpoints, and how deep below the folder that the user names."""
 
 
 def _below(folder: Path) -> list[str]:

@@ -65,6 +65,9 @@ class PickledReader(OrderedReader[StridedTensor]):
                         f"it is an object of {kind}, with arrays; save a dict of them"
                     )
         check_count(path, len(self._stored))
+        unreadable = [name for name in self._unread if name not in skipped]
+        if unreadable and not self._stored:
+            raise bad(path, f"{printable(unreadable[0])} {self._unread[unreadable[0]].removeprefix('it ')}")
         if not self._stored:
             first = next((f"; {printable(name) or 'it'} is {printable(kind)}" for name, kind in skipped.items()), "")
             of_torch = any(kind.startswith("torch.") for kind in skipped.values())
@@ -108,13 +111,12 @@ class PickledReader(OrderedReader[StridedTensor]):
             raise bad(self.path, "its pickle repeats values too often")
 
     def _place(self, name: str, pickled: Pickled) -> None:
-        label = printable(name)
-        if name in self._stored:
-            raise bad(self.path, f"{label} comes twice")
+        if name in self._stored or name in self._unread:
+            raise bad(self.path, f"{printable(name)} comes twice")
         try:
             self._stored[name] = loaded(self.path, name, pickled)
         except UnreadableError as error:
-            raise bad(self.path, f"{label} {error}") from None
+            self._unread[name] = f"it {error}"
 
 
 def _plain_dict(value: Any) -> object:

@@ -294,6 +294,12 @@ def test_a_file_of_an_unknown_extension_is_named_by_its_bytes(tmp_path, made, me
     with pytest.raises(CheckpointError) as caught:
         checkpoints.inspect(path)
     assert message in str(caught.value)
+    if made != "text":
+        folder = path.rename(tmp_path / "x.tar").parent
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.inspect(folder)
+        assert f"give the file x.tar, which {message.rpartition('it ')[2]}" in str(caught.value)
+        path = folder / "x.tar"
     if made == "msgpack":
         (tmp_path / "run").mkdir()
         path.rename(tmp_path / "run" / "checkpoint_100")
