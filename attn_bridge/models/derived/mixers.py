@@ -50,7 +50,7 @@ def read(config: ConfigFile, layer: int, kind: str, keys: Keys, constants: Mappi
         layer: index of the layer, which the decay of lightning attention depends on.
         kind: of the layer, such as ``mamba2``.
         keys: field -> key. Further fields of Mamba and Mamba-2: ``expand``, the factor of the model's width that makes
-            the channels; ``width`` of all heads together, which takes precedence; ``limits`` of a step;
+            the channels; ``width``, their number, which takes precedence; ``limits`` of a step;
             ``projection_scales``, multiplied by ``input_scale``; ``out_bias``, which must be ``bias``; whether there is
             a gated norm (``normalised``), and before the gate (``norm_first``).
         constants: field -> value whatever the config.
@@ -160,10 +160,13 @@ def _limit(value: object) -> float | None:
 
 
 def _read_mamba(config: ConfigFile, layer: int, keys: Keys) -> WrittenKeys:
-    """Return the channels of Mamba, and the width of its latent steps, which may follow from the model's."""
-    rank = keys["step_rank"]
+    """Return the channels of Mamba, and the width of its latent steps, which may follow from the model's.
+
+    A number of channels in the file goes before the factor of the model's width: Falcon Mamba 7B has 16 and twice.
+    """
+    rank, width = keys["step_rank"], config.integer_or_none(keys["width"]) if "width" in keys else None
     return {
-        "width": config.integer(keys["expand"]) * config.integer("hidden_size"),
+        "width": config.integer(keys["expand"]) * config.integer("hidden_size") if width is None else width,
         "step_rank": DERIVED if config.get(rank) == "auto" else config.integer(rank),
     }
 

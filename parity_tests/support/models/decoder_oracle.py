@@ -351,6 +351,8 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "state_size": 5,
             "time_step_rank": 3,
             "conv_kernel": 3,
+            "expand": 5,
+            "intermediate_size": 40,
             "mixer_rms_eps": 1e-3,
             "tie_word_embeddings": False,
         },
