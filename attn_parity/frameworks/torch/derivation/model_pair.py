@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attn_bridge import backends
+from attn_bridge.models.derived import runs
 from attn_bridge.models.derived.description import Description
 from attn_bridge.models.derived.known import layout_for
 from attn_bridge.models.derived.reading import FamilyReader
@@ -19,6 +20,7 @@ from attn_bridge.specs.decoder_model import DecoderConfig
 from attn_bridge.whole_files import JsonObject
 
 from ..running.promotion import promoted
+from .parts.experts import in_files
 from .subject import ABSENT, ModelClass
 
 
@@ -63,9 +65,13 @@ def read(reader: FamilyReader, keys: Mapping[str, object]) -> DecoderConfig:
         RefusedError: the description refuses it.
     """
     description = reader.description
-    config = ConfigFile(dict(keys), description.model_type, description.defaults, description.aliases, description.keys)
+    prepare = runs.PREPARE.get(description.prepare, dict)
     try:
-        return reader.decoder(config)
+        return reader.decoder(
+            ConfigFile(
+                prepare(keys), description.model_type, description.defaults, description.aliases, description.keys
+            )
+        )
     except (TypeError, ValueError, OverflowError) as error:
         raise RefusedError(str(error)) from error
 
@@ -95,10 +101,30 @@ def make_pair(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, obje
 
 
 def pair_with(theirs: nn.Module, reader: FamilyReader, config: DecoderConfig, keys: Mapping[str, object]) -> ModelPair:
-    """Return an instance, and ours of a config with its weights."""
-    state = {name: tensor.detach().numpy() for name, tensor in _state(theirs).items()}
+    """Return an instance, and ours of a config with its weights.
+
+    Raises:
+        WrongError: the tensors differ from those of the description.
+    """
+    try:
+        return _pair_of(theirs, _state(theirs), reader, config, keys)
+    except WrongError:
+        if reader.description.proof or reader.description.rows:
+            raise
+        # A table written by hand has the names of files, where a class may have others in memory.
+        return _pair_of(theirs, in_files(theirs), reader, config, keys)
+
+
+def _pair_of(
+    theirs: nn.Module,
+    tensors: Mapping[str, Tensor],
+    reader: FamilyReader,
+    config: DecoderConfig,
+    keys: Mapping[str, object],
+) -> ModelPair:
+    state = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
     layout = reader.layout
-    gone = layout.apart(state)
+    gone = {*(getattr(theirs, "all_tied_weights_keys", None) or {}), *layout.apart(state)}
     state = {name: array for name, array in state.items() if name not in gone}
     aliases = reader.description.aliases
     defaults = {key: one for key, one in reader.description.defaults.items() if not {*aliases.get(key, ())} & {*keys}}
@@ -106,6 +132,8 @@ def pair_with(theirs: nn.Module, reader: FamilyReader, config: DecoderConfig, ke
     _, matches = layout.match(state)
     # The head of a class may have a name in memory that its files do not have.
     settings |= {name: 1 for row, _ in matches.values() if row.choice == "head" for name in row.alternatives}
+    alternatives = {row.alternatives[0] for row, _ in matches.values() if len(row.alternatives) == 1}
+    settings |= {name: int(name in alternatives) for name in layout.settings if name == "joined"}
     dropped = {name for name, (row, _) in matches.items() if row.reason}
     shapes = {name: tuple(array.shape) for name, array in state.items() if name not in dropped}
     if "fused" in layout.settings:

@@ -78,7 +78,42 @@ of experts are unlike all others, and two experts make a group. So are widths of
 as queries and no other width of a head. An encoder is as deep as the decoder, whose cache some classes make as deep.
 """
 
+_LENDING: JsonObject = {
+    "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": 70,
+    "hidden_size_per_layer_input": 12,
+}
+"""Sizes of classes whose last layers read the keys of the last ones before them, which must be of the same kinds."""
+
+_SCANNED: JsonObject = {"intermediate_size": 128, "state_size": 5, "time_step_rank": 3}
+"""Sizes of Mamba, whose configs hold the channels next to the factor that they follow from."""
+
+_HYBRID = ["linear_attention", "full_attention"] * (LAYERS // 2)
+
 _OWN_SIZES: dict[str, JsonObject] = {
+    "bamba": {"mamba_n_heads": 8, "mamba_d_state": 5, "attn_layer_indices": [1, 3]},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_state": 5, "mamba_d_ssm": 32},
+    "falcon_mamba": _SCANNED,
+    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_state": 5, "layer_types": _HYBRID},
+    "jamba": {"mamba_d_state": 5, "mamba_dt_rank": 3, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {
+        "linear_num_heads": 2,
+        "linear_head_dim": 4,
+        "layer_types": _HYBRID,
+        "num_experts_per_token": 3,
+        "topk_group": 1,
+    },
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
+    "mamba": _SCANNED,
+    "mamba2": {"num_heads": 16, "head_dim": 8, "n_groups": 2, "state_size": 5},
+    "nemotron_h": {
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 5,
+        "ssm_state_size": 3,
+        "n_groups": 2,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+    },
     "cohere_compass_text": {
         "rope_parameters": {kind: {"rope_theta": 500.0} for kind in ("full_attention", "sliding_attention")}
     },
@@ -90,6 +125,9 @@ _OWN_SIZES: dict[str, JsonObject] = {
         "ffn_config.moe_num_experts": 6,
         "ffn_config.moe_top_k": 3,
     },
+    "gemma3n_text": _LENDING,
+    "gemma4_text": {**_LENDING, "global_head_dim": 32},
+    "gemma4_unified_text": {**_LENDING, "global_head_dim": 32},
     "phi4_multimodal": {
         **{f"{part}_config.{key}": 8 for part in ("vision", "audio") for key in ("hidden_size", "intermediate_size")},
         **{f"{part}_config.num_attention_heads": 2 for part in ("vision", "audio")},
@@ -264,8 +302,12 @@ class ModelClass:
         model: nn.Module = self.model_class(self.config(keys)).eval().double()
         _lift(model)
         generator = torch.Generator().manual_seed(seed)
+        # A saved buffer of several numbers follows from the config: the rates of decay of lightning attention.
+        computed = {name for name, buffer in model.named_buffers() if buffer.numel() and buffer.min() != buffer.max()}
         with torch.no_grad():
-            for tensor in learned(model).values():
+            for name, tensor in learned(model).items():
+                if name in computed:
+                    continue
                 spread = tensor.shape[-1] ** -0.5 if tensor.ndim > 1 else 0.3
                 drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
                 tensor.copy_(1.3 * spread * drawn + (0.1 if tensor.ndim == 1 else 0.0))
@@ -298,14 +340,13 @@ def _is_rotary(model: nn.Module, name: str, tensor: Tensor) -> bool:
 
 def _lift(model: nn.Module) -> None:
     """Set constants that `transformers` rounds, whatever the dtype of a model, to float64."""
-    embeddings = model.get_input_embeddings()
-    if hasattr(embeddings, "scalar_embed_scale"):
-        embeddings.embed_scale = torch.tensor(embeddings.scalar_embed_scale, dtype=torch.float64)
     for name, tensor in model.named_parameters():
         if _is_rotary(model, name, tensor) and not tensor.is_meta:  # which transformers rounds to float32
             positions, width = tensor.shape
             tensor.data.copy_(torch.from_numpy(sinusoids(np.arange(positions), width)))
     for module in model.modules():
+        if hasattr(module, "scalar_embed_scale"):
+            module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
         if type(module).__name__ == "BloomGelu":  # which has sqrt(2 / pi) to 8 digits
             module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")
 
@@ -334,17 +375,20 @@ def find(model_type: str) -> ModelClass:
             config_class = model_class.config_class  # the class runs the text model of a multimodal one
             model_type = config_class.model_type
         base = config_class()
+        own = base.to_dict()
 
         def has_field(key: str) -> bool:
-            """Return whether a config may set the key; a property that it computes from others is not a key."""
-            return hasattr(base, key) and not isinstance(getattr(config_class, key, None), property)
+            """Return whether a config may set the key; a property that it computes from others is not a key.
+
+            An attribute whose value depends on the layer is a key of the file that raises where it is read (Gemma 4).
+            """
+            return (key in own or hasattr(base, key)) and not isinstance(getattr(config_class, key, None), property)
 
         sizes = {key: value for key, value in _SIZES.items() if has_field(key)}
         if LATENT in sizes:
             sizes = {key: value for key, value in sizes.items() if key != "head_dim"}
             sizes |= {"num_key_value_heads": sizes["num_attention_heads"]} if "num_key_value_heads" in sizes else {}
         names = getattr(config_class, "attribute_map", {})
-        own = base.to_dict()
         sizes = {
             key: value
             for key, value in sizes.items()
