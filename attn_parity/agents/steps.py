@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..rendering.text import worst_first
 from ..results.changes import Data
-from ..results.findings import Divergence, TensorVerdict
+from ..results.findings import TensorVerdict
 from ..results.report import Report
 
 AGAIN = "mend the second side, and call compare again"
@@ -131,16 +131,12 @@ def after_submodule(node: Data, report: Report, name: str) -> str:
     wrong = next((child for child in bad if child.get("path")), None)
     if wrong is not None:
         return f"call explain with report={name!r} and path={wrong['path']!r}"
-    if node.get("verdict") in ("different", "precision") or _is_at(first, path):
+    if node.get("verdict") in ("different", "precision") or (first is not None and first.path == path):
         return f"compare the code of both sides in {path or 'the module itself'}, {AGAIN}"
     label = path or "the module"
     if node.get("verdict") == "equal":
         return elsewhere(report, name, f"{label} computes the same when fed the same numbers: mend nothing in it")
     return elsewhere(report, name, f"{label} was not judged alone")
-
-
-def _is_at(first: Divergence | None, path: object) -> bool:
-    return first is not None and first.path == path
 
 
 def elsewhere(report: Report, name: str, reason: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..hints import hint_for, of_devices
+from ..hints import Evidence, hint_for, of_devices
 from ..hints import settings as layer_settings
 from ..hints.witness import witness
 from ..interrupts import orderly_interrupts
@@ -216,7 +216,9 @@ def judge(
     return accept(report, accepted, left)
 
 
-def _hint(runner: Live, judgement: Judged, evidence: object, divergence: Divergence, *, is_meaning: bool) -> str:
+def _hint(
+    runner: Live, judgement: Judged, evidence: Evidence | None, divergence: Divergence, *, is_meaning: bool
+) -> str:
     """Return the hint at a localised difference, "" without one."""
     is_forward = divergence.direction == "forward"
 
@@ -263,7 +265,7 @@ def _on_unseen(pair: Pair, judgement: Judged, localise: bool | None) -> Iterator
         yield on_literals(judgement.explained.literals, "" if divergence is None else divergence.path)
 
 
-def _hint_of_devices(runner: Live, judgement: Judged, evidence: Any, divergence: Divergence) -> str:
+def _hint_of_devices(runner: Live, judgement: Judged, evidence: Evidence | None, divergence: Divergence) -> str:
     """Return a cause that only the devices of a side explain, "" without one."""
     hint = "" if evidence is None else of_devices(evidence, judgement.mesh, evidence.labels)
     tensors = judgement.report.tensors
@@ -330,6 +332,7 @@ def _report(
     labels, seen = pair.labels, seen or Coverage()
     lacks = [f"{pair.shown[side]} has no float64 here: {reason}" for side, reason in pair.lacks.items()]
     notes = [note for one in findings for note in one.notes]
+    devices = {f"{label} device": str(pair.subject(side).device) for side, label in labels.items()}
     noise: dict[str, float] = {}
     for finding in findings:
         noise |= finding.noise
@@ -348,17 +351,13 @@ def _report(
         message=message,
         seeds=findings[-1].seeds if findings else 0,
         samples=findings[-1].samples if findings else 0,
-        environment={**precision.environment(), **_devices_of(pair), **precision.record()},
+        environment={**precision.environment(), **devices, **precision.record()},
         first_name=pair.first.name,
         second_name=pair.second.name,
         first_label=labels["first"],
         second_label=labels["second"],
         pictures=findings[0].pictures if findings else [],
     )
-
-
-def _devices_of(pair: Pair) -> dict[str, str]:
-    return {f"{label} device": str(pair.subject(side).device) for side, label in pair.labels.items()}
 
 
 # ---- train mode, and weights that are not transferred

@@ -191,7 +191,7 @@ def attention(case: Case) -> str:
         return ""
     inputs = [one[:1] for one in case.inputs if one.ndim]
     sample = dataclasses.replace(case, first=case.first[:1], second=case.second[:1], inputs=inputs)
-    few = _queries(case.first.shape[-2])
+    few = np.unique(np.linspace(0, case.first.shape[-2] - 1, 8).astype(int))  # with the first and the last query
     sides = [one[..., few, :] for one in (sample.first, sample.second)]
     if not dataclasses.replace(sample, first=sides[0], second=sides[1]).differs:
         return ""
@@ -221,11 +221,6 @@ def attention(case: Case) -> str:
         texts[wrong] = next((text for text, made in ways if plain.fits(made, sides[wrong], scales[wrong])), "")
     first, second = case.labels
     return f"{first} computes {texts[0]}, {second} {texts[1]}" if all(texts) and texts[0] != texts[1] else ""
-
-
-def _queries(length: int) -> Array:
-    """Return positions of a few queries, the first and the last among them."""
-    return np.unique(np.linspace(0, length - 1, 8).astype(int))
 
 
 def _given(case: Case) -> list[Array]:

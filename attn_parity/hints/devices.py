@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from ..results.findings import shown
 from .case import FIT, Array, Case, ratio_of
-from .evidence import cases_of
+from .evidence import Evidence, cases_of
 
 MAX_PARTS = 32
 """Most pieces of a sequence whose order is looked for."""
@@ -19,11 +18,11 @@ MAX_ADDENDS = 2
 """Most things that are added to a multiple behind it: a bias and the residual stream."""
 
 
-def of_devices(evidence: object, mesh: Mapping[str, int], labels: tuple[str, str]) -> str:
+def of_devices(evidence: Evidence, mesh: Mapping[str, int], labels: tuple[str, str]) -> str:
     """Return the cause that a difference is consistent with if only devices explain it, "" if nothing is recognised.
 
     Args:
-        evidence: an `Evidence`.
+        evidence: the numbers of both sides.
         mesh: axis of the mesh -> number of devices.
         labels: names of the two sides.
     """
@@ -41,7 +40,7 @@ def _axes(sizes: Mapping[str, int], count: int) -> str:
     return " or ".join(name for name, size in sizes.items() if size == count)
 
 
-def _unused(evidence: Any, sizes: Mapping[str, int], labels: tuple[str, str]) -> str:
+def _unused(evidence: Evidence, sizes: Mapping[str, int], labels: tuple[str, str]) -> str:
     """Recognise parts of a weight that no device of one side uses: equal parts of it that get no gradient there."""
     for name, gradient in evidence.first_gradients.items():
         other_gradient = evidence.second_gradients.get(name)

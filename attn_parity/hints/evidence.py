@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -74,24 +74,16 @@ class Evidence:
     again: Callable[[], Evidence | None] = lambda: None
 
 
-def hint_for(
-    evidence: Any,
-    labels: tuple[str, str] | None = None,
-    *,
-    numbers: bool = True,
-    probe: Callable[[], str] = lambda: "",
-) -> str:
+def hint_for(evidence: Evidence, *, numbers: bool = True, probe: Callable[[], str] = lambda: "") -> str:
     """Return the hint at a difference, "" if nothing is recognised.
 
     Args:
-        evidence: an `Evidence`, or an object with the same attributes.
-        labels: names of the two sides; None takes the evidence's.
+        evidence: the numbers of both sides.
         numbers: whether to compare numbers, too. If two sides differ only by rounding, exact agreement merely shows
             which elements are not rounded, which resembles a mask.
         probe: runs both sides again and returns a finding, or "". It is called before relations that many causes have.
     """
-    sides: tuple[str, str] = getattr(evidence, "labels", ("torch", "flax")) if labels is None else labels
-    names = shown(sides[0]), shown(sides[1])
+    names = shown(evidence.labels[0]), shown(evidence.labels[1])
     classes = evidence.first_class, evidence.second_class
     causes = differing(evidence.first_settings, evidence.second_settings, names, classes, evidence.direction)
     if not len(evidence.inputs):  # each side gets another array, which may be padded
@@ -102,8 +94,7 @@ def hint_for(
     if numbers and len(causes) < MAX:
         text = _lasting(evidence, names, (*LAYERS, *EXACT))
         if not causes:
-            tried = getattr(evidence, "changes", str)
-            text = text or tried() or probe() or _lasting(evidence, names, VAGUE) or _scale(evidence, names)
+            text = text or evidence.changes() or probe() or _lasting(evidence, names, VAGUE) or _scale(evidence, names)
         is_norm = any(setting.startswith(("eps is ", "num_groups is ")) for setting in causes)
         # Formulas of two norms say nothing more than their settings.
         causes += [text] if text and not (is_norm and text == relation(evidence, names, (norms,))) else []
@@ -114,17 +105,17 @@ def _lasting(evidence: Evidence, labels: tuple[str, str], relations: Sequence[Re
     """Return the first relation, "" unless the same place has it on a fresh sample and in other calls as well."""
 
     def first(evidence: Evidence) -> str:
-        whole = getattr(evidence, "whole", None)
-        return (whole and relation(whole, labels, BY_WEIGHTS)) or relation(evidence, labels, relations)
+        whole = "" if evidence.whole is None else relation(evidence.whole, labels, BY_WEIGHTS)
+        return whole or relation(evidence, labels, relations)
 
     def has(evidence: Evidence) -> bool:
         return not cases_of(evidence, labels) or _lasting_part(first(evidence)) == _lasting_part(text)
 
     text = first(evidence)
-    again = getattr(evidence, "again", lambda: None)() if text else None
+    again = evidence.again() if text else None
     if not text or not (again is None or has(again)):
         return ""
-    return text if all(map(has, getattr(evidence, "others", ()))) else f"in one of its calls, {text}"
+    return text if all(map(has, evidence.others)) else f"in one of its calls, {text}"
 
 
 def _lasting_part(text: str) -> str:
@@ -133,14 +124,14 @@ def _lasting_part(text: str) -> str:
 
 
 def relation(
-    evidence: object, labels: tuple[str, str], relations: Sequence[Relation] = (*LAYERS, *EXACT, *VAGUE)
+    evidence: Evidence, labels: tuple[str, str], relations: Sequence[Relation] = (*LAYERS, *EXACT, *VAGUE)
 ) -> str:
     """Return the first known relation between the results of the two sides, "" if none applies."""
     with np.errstate(all="ignore"):
         for case in cases_of(evidence, labels):
             text = next((text for one in relations if (text := one(case))), "")
             if re.search(r"ax[ei]s \d", text):
-                text += "" if getattr(evidence, "counts_alike", True) else f" (axes as {labels[0]} counts them)"
+                text += "" if evidence.counts_alike else f" (axes as {labels[0]} counts them)"
             if text:
                 return f"{case.name}: {text}" if case.is_gradient else text
     return ""
@@ -163,7 +154,7 @@ def _scale(evidence: Evidence, labels: tuple[str, str]) -> str:
     return f"{second} is {written(ratio)} times {first}, and so are all gradients"
 
 
-def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
+def cases_of(evidence: Evidence, labels: tuple[str, str]) -> list[Case]:
     """Return the tensors that differ: outputs, or where these agree the gradients, those of parameters first.
 
     Nothing that is known of layers is about complex numbers, so these are left out.
@@ -171,8 +162,8 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
     inputs = [_wide(one) for one in evidence.inputs if not np.iscomplexobj(one)]
     weights = {name: _wide(one) for name, one in evidence.first_weights.items() if not np.iscomplexobj(one)}
     counts = _counts(evidence)
-    whole = getattr(evidence, "whole", None)
-    around = [_wide(one) for one in whole.inputs if not np.iscomplexobj(one)] if whole is not None else []
+    whole = () if evidence.whole is None else evidence.whole.inputs
+    around = [_wide(one) for one in whole if not np.iscomplexobj(one)]
     case_of = functools.partial(Case, inputs=inputs, weights=weights, labels=labels, counts=counts)
     cases = []
     for position, (first, second) in enumerate(zip(evidence.first_outputs, evidence.second_outputs, strict=False)):
@@ -189,16 +180,14 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
     return [case for case in cases if case.is_real and case.differs]
 
 
-def _counts(evidence: Any) -> tuple[int, ...]:
+def _counts(evidence: Evidence) -> tuple[int, ...]:
     values = [*evidence.first_settings.items(), *evidence.second_settings.items()]
     names = ("num_heads", "num_kv_heads", "head_dim")
     counts = [value for name, value in values if name in names and isinstance(value, int)]
     return tuple(dict.fromkeys(int(value) for value in counts if value > 0))
 
 
-def of_statistic(
-    name: str, before: Array, first: Array, second: Array, rows: int, labels: tuple[str, str] = ("torch", "flax")
-) -> str:
+def of_statistic(name: str, before: Array, first: Array, second: Array, rows: int) -> str:
     """Return the cause of a difference in a running statistic after one update, "" if nothing is recognised.
 
     Args:
@@ -207,12 +196,11 @@ def of_statistic(
         first: its value on the first side.
         second: its value on the second side.
         rows: rows of the batch; each element was estimated from a multiple of that many numbers.
-        labels: names of the two sides.
     """
     old, first_update, second_update = _wide(before), _wide(first), _wide(second)
     with np.errstate(all="ignore"):
         ratio = ratio_of(first_update - old, second_update - old)
-    ours, theirs = (shown(label) for label in labels)
+    ours, theirs = shown("torch"), shown("flax")
     if ratio is not None:
         changes = f"{name} changes {ratio:.6g} times as much in {theirs} as in {ours}"
         momentum = "consistent with another momentum (torch's momentum is one minus Flax's)"

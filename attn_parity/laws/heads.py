@@ -122,7 +122,8 @@ def _attentions(side: OneSide) -> Iterator[_Attention]:
         groups = settings.get(path, {}).get("num_kv_heads")
         groups = groups or _number(config, "num_kv_heads", "num_key_value_heads") or heads
         if isinstance(heads, int) and isinstance(groups, int) and groups > 1 and not heads % groups:
-            own = {name[len(path) + bool(path) :]: name for name in side.weights if _below(name, path)}
+            inside = f"{path}." if path else ""
+            own = {name.removeprefix(inside): name for name in side.weights if name.startswith(inside)}
             attention = _attention(path, heads, groups, own, first, side.weights)
             if attention is not None:
                 yield attention
@@ -130,10 +131,6 @@ def _attentions(side: OneSide) -> Iterator[_Attention]:
 
 def _number(config: object, *names: str) -> object:
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
-
-
-def _below(name: str, path: str) -> bool:
-    return not path or name.startswith(f"{path}.")
 
 
 def _attention(

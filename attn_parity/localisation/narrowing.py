@@ -222,7 +222,8 @@ class Narrowing:
         """Return the paths of the innermost module around both ends that could not be judged alone."""
         enclosing = node
         while True:
-            inner = next((one for one in _unjudged(enclosing) if _contains_both(one, chain)), None)
+            holders = (one for one in _unjudged(enclosing) if all(end.startswith(f"{one.path}.") for end in chain))
+            inner = next(holders, None)
             if inner is None:
                 return enclosing.paths["first"], enclosing.paths["second"]
             enclosing = inner
@@ -352,11 +353,6 @@ def _judgeable(node: Node) -> Iterator[Node]:
 
 def _unjudged(node: Node) -> list[Node]:
     return [child for child in nearest(node) if child.path and child.second_path and not _is_judged(child)]
-
-
-def _contains_both(node: Node, ends: tuple[str, str]) -> bool:
-    """Return whether both ends are submodules of a module."""
-    return all(end.startswith(f"{node.path}.") for end in ends)
 
 
 def _end(name: str, path: str, within: str) -> str:

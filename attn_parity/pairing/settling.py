@@ -88,13 +88,11 @@ def joined(choices: Sequence[Choice]) -> list[Choice]:
     """Return the choices, with those that repeat in numbered blocks made one: they are decided once for all."""
     alike: dict[Hashable, list[Choice]] = collections.defaultdict(list)
     for choice in choices:
-        key = tuple(tuple(template(_spelled(link.first, link.second)) for link in links) for links in choice)
+        key = tuple(
+            tuple(template(f"{link.first.spelled} = {link.second.spelled}") for link in links) for links in choice
+        )
         alike[key].append(choice)
     return [together(found) for found in alike.values()]
-
-
-def _spelled(first: Tensor, second: Tensor) -> str:
-    return f"{first.spelled} = {second.spelled}"
 
 
 def settle(

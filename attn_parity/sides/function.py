@@ -44,7 +44,7 @@ class Function:
         if self.named is not None and leaves <= {self.named}:
             return self.named
         if self.named is not None:
-            raise TypeError(f"framework ({_shown(self.named)}) must be that of the weights")
+            raise TypeError(f"framework ({PACKAGES[self.named][1]}) must be that of the weights")
         if leaves:
             return leaves.pop()
         if flatten(self.weights, _is_anything):
@@ -89,10 +89,6 @@ def function(call: Callable[..., object], weights: object, *, framework: str | N
     made = Function(call, weights, None if framework is None else names[framework])
     made.framework  # noqa: B018 - so that the error comes here, and not where the function is run
     return made
-
-
-def _shown(framework: Framework) -> str:
-    return PACKAGES[framework][1]
 
 
 def _home(value: object) -> Framework | None:

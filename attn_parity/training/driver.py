@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -319,9 +319,9 @@ class _Training:
             )
         elif self.unclear and verdict != "equal":
             verdict, first, message = "inconclusive", None, self.unclear
-        ours = losses["torch"]
-        if verdict == "equal" and not all(map(math.isfinite, ours)):
-            verdict, message = "inconclusive", f"the losses are not finite from step {_not_finite(ours)} on"
+        not_finite = next((i + 1 for i, loss in enumerate(losses["torch"]) if not math.isfinite(loss)), 0)
+        if verdict == "equal" and not_finite:
+            verdict, message = "inconclusive", f"the losses are not finite from step {not_finite} on"
         if self.dropped:
             self.settings.append(
                 "dropout: masks of both sides from one threefry stream, those of one shape in the order of the calls; "
@@ -336,7 +336,3 @@ class _Training:
             pairing=self.pairing.rows(),
             environment=record(),
         )
-
-
-def _not_finite(losses: Sequence[float]) -> int:
-    return next(i + 1 for i, one in enumerate(losses) if not math.isfinite(one))

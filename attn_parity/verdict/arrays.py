@@ -120,7 +120,8 @@ def _judged(got: Array, trusted: Array, oracle: Array, terms: int, rounds_once: 
     dtype, arrays = got.dtype.name, (wide(got), wide(trusted), oracle)
     measured = _measured(got, trusted, oracle)
     short = dtype in SHORT and measured.finite > 0
-    base = _decided(measured, dtype, 0.0 if dtype in SHORT else sum_floor(dtype, terms))
+    noise = 0.0 if dtype in SHORT else sum_floor(dtype, terms)
+    base = decide("got", "trusted", "output", (), dtype, [measured], noise=noise, sides=("first",))
     bias = one_sided(got, trusted, oracle) if short else None
     hidden, number = beyond_float32(got, trusted, oracle, terms) if short and rounds_once else (0.0, 0)
     verdict, message, index = _verdict(base, measured, arrays)
@@ -152,10 +153,6 @@ def _measured(got: Array, trusted: Array, oracle: Array) -> Measure:
     measured = measure(got, trusted, oracle, oracle, kind_scale=0.0, dtype=name, group=0, weights="held", sample=0)
     largest = max(measured.second_max, LEAST_LARGEST) if name == "float32" and measured.scale else measured.second_max
     return dataclasses.replace(measured, meaning=None, second_max=largest)
-
-
-def _decided(measured: Measure, dtype: str, noise: float = 0.0) -> TensorVerdict:
-    return decide("got", "trusted", "output", (), dtype, [measured], noise=noise, sides=("first",))
 
 
 def _verdict(

@@ -257,7 +257,7 @@ def covered(runner: Runner, findings: Findings) -> Coverage:
     else:
         _cover(runner, {name: matches[name] for name in zero[:MAX_PROBES]}, coverage)
     coverage.unreached = [
-        *_unreached(pair),
+        *(line for side in SIDES for line in pair.subject(side).unreached(pair.arguments[side])),
         *findings.unreached,
         *_not_compared(pair, findings.compared),
         *_given(pair),
@@ -323,8 +323,3 @@ def _given(pair: Pair) -> Iterator[str]:
     kept += call.plain(names)
     if kept:
         yield f"other values of {', '.join(kept)}: taken as given in every sample"
-
-
-def _unreached(pair: Pair) -> list[str]:
-    """Describe the branches that the call does not reach, on both sides."""
-    return [line for side in SIDES for line in pair.subject(side).unreached(pair.arguments[side])]

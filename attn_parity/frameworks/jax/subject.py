@@ -457,11 +457,8 @@ def _layout(tree: object) -> Hashable:
 
 
 def _static(arguments: Arguments) -> str:
-    rest = [
-        repr(leaf) for _, leaf in flatten((arguments.args, dict(arguments.kwargs)), lambda value: not _is_tree(value))
-    ]
+    def is_leaf(value: object) -> bool:
+        return not isinstance(value, (tuple, list, Mapping)) and not is_array(value)
+
+    rest = [repr(leaf) for _, leaf in flatten((arguments.args, dict(arguments.kwargs)), is_leaf)]
     return repr(arguments.paths) + repr([text for text in rest if not text.startswith("array(")])
-
-
-def _is_tree(value: object) -> bool:
-    return isinstance(value, (tuple, list, Mapping)) or is_array(value)

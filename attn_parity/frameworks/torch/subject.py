@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -348,8 +347,4 @@ def _cast(tensor: Tensor, dtype: str | None) -> Tensor:
 
 def _is_rate(child: nn.Module, name: str) -> bool:
     value = getattr(child, name, None)
-    return _is_number(value) and 0.0 < value <= 1.0
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 < value <= 1.0

@@ -72,6 +72,11 @@ def items(texts: Iterable[Child], class_: str = "note-list") -> Markup:
     return element("ul", (element("li", one) for one in texts), class_=class_)
 
 
+def row(head: Child, *cells: Child) -> Markup:
+    """Return a row of a table: its head, then its cells."""
+    return element("tr", element("th", head, scope="row"), (element("td", cell) for cell in cells))
+
+
 def table(heads: Iterable[str], rows: Child) -> Markup:
     """Return a table with a row of heads."""
     head = element("tr", (element("th", one, scope="col") for one in heads))
@@ -86,8 +91,7 @@ def scrolled(content: Markup, label: str, class_: str = "scroll tall") -> Markup
 def facts(rows: Iterable[tuple[str, str]], title: str | None = None) -> Markup:
     """Return a table of names and values."""
     caption = None if title is None else element("caption", title)
-    body = (element("tr", element("th", key, scope="row"), element("td", value)) for key, value in rows)
-    return element("table", caption, element("tbody", body))
+    return element("table", caption, element("tbody", (row(key, value) for key, value in rows)))
 
 
 def section(name: str, title: Child, *body: Child) -> Markup:

@@ -11,7 +11,7 @@ from attn_bridge import whole_files as files
 
 from ...results.findings import shown
 from ..text import count
-from .markup import Markup, badge, clue, element, hint, items, named, scrolled, section, table
+from .markup import Markup, badge, clue, element, hint, items, named, row, scrolled, section, table
 from .page import MEANINGS, written
 
 if TYPE_CHECKING:
@@ -110,15 +110,7 @@ def _decoding(decoding: Decoding | None) -> Markup | None:
 
 def _worst(pair: PairVerdict) -> Markup:
     heads = ("Tensor", "Verdict", f"Why ({shown(pair.first)} and {shown(pair.second)})")
-    rows = (
-        element(
-            "tr",
-            element("th", named(one.name), scope="row"),
-            element("td", badge(one.verdict)),
-            element("td", one.message),
-        )
-        for one in pair.worst
-    )
+    rows = (row(named(one.name), badge(one.verdict), one.message) for one in pair.worst)
     return scrolled(table(heads, rows), "Tensors that are furthest off", "scroll")
 
 

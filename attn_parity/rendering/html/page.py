@@ -15,7 +15,7 @@ from ...results.findings import Verdict, between_words, itself, shown
 from .. import outline
 from ..text import count, memory, relative
 from . import figures, modules, tensors
-from .markup import Child, Markup, badge, clue, element, facts, hint, items, named, scrolled, table
+from .markup import Child, Markup, badge, clue, element, facts, hint, items, named, row, scrolled, table
 
 if TYPE_CHECKING:
     from ...results.report import Report
@@ -58,7 +58,8 @@ def written(target: Path | None, title: str, header: Child, main: Child) -> str:
 
 
 def _shell(title: str, *body: Child) -> Markup:
-    style, script = (_asset(name) for name in ("page.css", "page.js"))
+    folder = importlib.resources.files(__package__)
+    style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Even markup that slipped through the escaping could neither run a script nor reach a network.
     policy = (
@@ -86,10 +87,6 @@ def _shell(title: str, *body: Child) -> Markup:
         ),
         lang="en",
     )
-
-
-def _asset(name: str) -> str:
-    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 Section = tuple[str, str, Markup]
@@ -184,14 +181,7 @@ def _pairing(report: Report) -> list[Markup]:
     extent = f"{count(len(report.pairing), 'parameter')}: {outline.ways(report.pairing)}."
     first, second = shown(report.first_label), shown(report.second_label)
     rows = (
-        element(
-            "tr",
-            element("th", named(pair.first), scope="row"),
-            element("td", named(pair.second)),
-            element("td", element("code", pair.pattern)),
-            element("td", pair.how),
-        )
-        for pair in report.pairing
+        row(named(pair.first), named(pair.second), element("code", pair.pattern), pair.how) for pair in report.pairing
     )
     heads = (first, second, f"Pattern, {first} axes to {second} axes", "Settled by")
     return [hint(extent), scrolled(table(heads, rows), "Pairing of parameters")]

@@ -39,7 +39,7 @@ class JaxFunctionSide(Adapter):
         places, _ = jax.tree_util.tree_flatten_with_path(function.weights, _is_variable)
         leaves, self._tree = jax.tree.flatten(function.weights)  # one leaf for each variable
         self._held: dict[str, jax.Array | np.ndarray] = {
-            _name(path): leaf for (path, _), leaf in zip(places, leaves, strict=True)
+            dotted(map(_word, path)): leaf for (path, _), leaf in zip(places, leaves, strict=True)
         }
         if len(self._held) < len(leaves):
             raise ModuleFailedError(f"two weights of the JAX function {self.name} have the same dotted name")
@@ -95,10 +95,6 @@ class JaxFunctionSide(Adapter):
         tree = jax.tree.unflatten(self._tree, leaves)
         with drawn_from(setting.source, {}, ()) if setting.train else contextlib.nullcontext():
             return self._call(tree, *arguments.args, **arguments.kwargs)
-
-
-def _name(path: tuple[object, ...]) -> str:
-    return dotted(_word(key) for key in path)
 
 
 def _word(key: object) -> str:

@@ -300,15 +300,8 @@ def _constant(leaf: object, dtype: str | None, seed: int) -> object:
 
 
 def _at(module: nnx.Module, path: str) -> nnx.Module:
-    module_at_path = module
+    node: Any = module
     for key in path.split(".") if path else ():
-        module_at_path = (
-            module_at_path[int(key)]
-            if key.isdigit() and not hasattr(module_at_path, key)
-            else _item(module_at_path, key)
-        )
-    return module_at_path
-
-
-def _item(node: object, key: str) -> Any:
-    return node[key] if isinstance(node, Mapping) else getattr(node, key)
+        is_index = key.isdigit() and not hasattr(node, key)
+        node = node[int(key)] if is_index else node[key] if isinstance(node, Mapping) else getattr(node, key)
+    return node

@@ -128,8 +128,8 @@ def _pair_of(
     state = {name: array for name, array in state.items() if name not in gone}
     aliases = reader.description.aliases
     defaults = {key: one for key, one in reader.description.defaults.items() if not {*aliases.get(key, ())} & {*keys}}
-    settings = {**layout.read_settings({**defaults, **keys}), "prefix": _prefix(layout, state)}
-    _, matches = layout.match(state)
+    prefix, matches = layout.match(state)
+    settings = {**layout.read_settings({**defaults, **keys}), "prefix": prefix}
     # The head of a class may have a name in memory that its files do not have.
     settings |= {name: 1 for row, _ in matches.values() if row.choice == "head" for name in row.alternatives}
     alternatives = {row.alternatives[0] for row, _ in matches.values() if len(row.alternatives) == 1}
@@ -155,10 +155,6 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors that a file of the model holds: a tied head is not among them."""
     ties = getattr(model, "all_tied_weights_keys", None) or {}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in ties}
-
-
-def _prefix(layout: Layout, names: Mapping[str, object]) -> str:
-    return layout.match(names)[0]
 
 
 def printed_keys(keys: Mapping[str, object], subject: ModelClass) -> str:

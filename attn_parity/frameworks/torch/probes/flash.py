@@ -273,12 +273,8 @@ def _backward_of_attention(
     ]
     bias = named.get("attn_bias")
     for _ in func._schema.returns[3:]:
-        gradients.append(_reduced(of_scores, bias) if bias is not None else None)
+        gradients.append(None if bias is None else of_scores.sum_to_size(bias.shape).to(bias.dtype))
     return tuple(gradients)
-
-
-def _reduced(gradient: Tensor, like: Tensor) -> Tensor:
-    return gradient.sum_to_size(like.shape).to(like.dtype)
 
 
 def _first_replaced(whole: Tensor | tuple[Tensor, ...], output: Tensor) -> Tensor | tuple[Tensor, ...]:

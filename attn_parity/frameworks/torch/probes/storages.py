@@ -89,19 +89,15 @@ def operation_of(func: OpOverload) -> Operation:
     """Return the properties of an ATen operation that probes need, from its name and schema."""
     name = func.overloadpacket.__name__
     is_view = func.is_view and name != "lift_fresh"
-    written = [place for place, argument in enumerate(func._schema.arguments) if _is_written(argument)]
+    aliases = [argument.alias_info for argument in func._schema.arguments]
     return Operation(
         makes="empty" not in name,
         is_exact=name in EXACT and name != "fill_",
         is_view=is_view,
         lifts=name.startswith("lift_fresh"),
         asks_shapes=name in _SHAPE_ONLY,
-        written=tuple(written),
+        written=tuple(at for at, alias in enumerate(aliases) if alias is not None and alias.is_write),
     )
-
-
-def _is_written(argument: torch.Argument) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def tensors_in(values: Iterable[object]) -> list[Tensor]:

@@ -111,8 +111,9 @@ def read(subject: ModelClass, model: nn.Module, blocks: str) -> Outside:
         fields["model.num_token_types"] = _source(subject, f"{by_role['types']}.weight")
     if "embedding_linear" in by_role:
         fields["model.embedding_width"] = _source(subject, f"{embedding}.weight", 1)
-    if "head_linear" in by_role and model.get_submodule(by_role["head_linear"]).weight.shape[0] != _width(model):
-        fields["model.head_width"] = _source(subject, f"{by_role['head_linear']}.weight")
+    linear = by_role.get("head_linear")
+    if linear is not None and model.get_submodule(linear).weight.shape[0] != model.config.hidden_size:
+        fields["model.head_width"] = _source(subject, f"{linear}.weight")
     if bias:
         fields["model.head_bias"] = KeySource(value=True)
     if "norm" not in by_role:
@@ -188,11 +189,6 @@ def _role(name: str, module: nn.Module, behind: bool, has_linear: bool) -> str |
     if not isinstance(module, nn.Linear):
         return None
     return "head_linear" if behind else "embedding_linear"
-
-
-def _width(model: nn.Module) -> int:
-    """Return the width of the blocks."""
-    return int(model.config.hidden_size)
 
 
 def _probes(subject: ModelClass, name: str, axis: int = 0) -> Iterator[tuple[str, int, int]]:
