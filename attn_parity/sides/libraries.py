@@ -156,7 +156,7 @@ def _equinox_layers(model: Value, jax: Value, path: str = "") -> dict[str, objec
     )
     for keys, leaf in leaves:
         if _is_a(leaf, EQUINOX):
-            inner = ".".join([*filter(None, [path]), *map(_word, keys)])
+            inner = ".".join([*filter(None, [path]), *map(word_of, keys)])
             layers |= {inner: leaf, **_equinox_layers(leaf, jax, inner)}
     return layers
 
@@ -171,14 +171,14 @@ def _drawn_like(leaf: Value, rng: np.random.Generator) -> Value:
 
 def _name(path: Sequence[Value], *, has_state: bool) -> str:
     """Return the dotted path of a leaf of (arrays, state); "state" is the first word of those of a state."""
-    position, *keys = map(_word, path)
+    position, *keys = map(word_of, path)
     first = ["state"] if has_state and position != "0" else []
     return ".".join([*first, *keys])
 
 
-def _word(key: Value) -> str:
+def word_of(key: Value) -> str:
     """Return a key of a path in a tree as a word."""
-    return str(next(getattr(key, at) for at in ("key", "idx", "name") if hasattr(key, at)))
+    return str(next((getattr(key, at) for at in ("key", "idx", "name") if hasattr(key, at)), key))
 
 
 def _signature(function: Callable[..., Value], bound: int, left_out: Sequence[str] = ()) -> inspect.Signature:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,12 @@ from .subject import Arguments, Subject
 
 IN_TRAIN_MODE = {"train": True, "training": True, "is_training": True, "is_train": True, "deterministic": False}
 """Name of an argument -> its value in train mode."""
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """Return the names that code uses, with those of functions defined in it."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return {*code.co_names, *(name for function in inner for name in names_in(function))}
 
 
 def mode_arguments(call: Callable[..., object]) -> dict[str, bool]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.hooks import RemovableHandle
 
 from torch_attn.functional import dtype_name
 
@@ -22,6 +21,8 @@ from ...sides.subject import Arguments, Array, Call, DtypeCall
 from ...sides.trees import flatten, replace
 from .running.replicas import cut_of, read
 from .weights import is_tensor, unreadable
+
+Hook = Callable[..., object]
 
 
 @dataclasses.dataclass
@@ -33,6 +34,16 @@ class _Recorded:
     gradients: dict[int, Array] = dataclasses.field(default_factory=dict)
     has_graph: list[bool] = dataclasses.field(default_factory=list)
     repeated: bool = False
+
+
+@contextlib.contextmanager
+def hooked(hooks: Iterable[tuple[nn.Module, Hook, Hook]]) -> Iterator[None]:
+    """Hold a hook before and one after the calls of each module; both get the keyword arguments, too."""
+    with contextlib.ExitStack() as stack:
+        for module, before, after in hooks:
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+        yield
 
 
 class DtypeRecorder:
@@ -54,17 +65,10 @@ class DtypeRecorder:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Hold the hooks."""
-        with contextlib.ExitStack() as stack:
-            for path, child in self._modules.items():
-                if path:
-                    for handle in (
-                        child.register_forward_pre_hook(self._before),
-                        child.register_forward_hook(self._after(path), with_kwargs=True),
-                    ):
-                        stack.callback(handle.remove)
+        with hooked((child, self._before, self._after(path)) for path, child in self._modules.items() if path):
             yield
 
-    def _before(self, child: nn.Module, _: object) -> None:
+    def _before(self, child: nn.Module, args: object, kwargs: object) -> None:
         self._began.setdefault(id(child), []).append(self.count)
         self.count += 1
 
@@ -99,16 +103,8 @@ class CallRecorder:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Hold the hooks."""
-        handles: list[RemovableHandle] = []
-        try:
-            for path, child in self._modules.items():
-                if path:
-                    handles.append(child.register_forward_pre_hook(self._before(path), with_kwargs=True))
-                    handles.append(child.register_forward_hook(self._after, with_kwargs=True))
+        with hooked((child, self._before(path), self._after) for path, child in self._modules.items() if path):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def calls(self) -> list[Call]:
         """Return the recorded calls, in the order in which they began."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from torch_attn.backend import from_numpy
 from torch_attn.shards import cut_as
 
 from ...sides.subject import Array, ModuleFailedError, Substitute
 from ...sides.trees import flatten, replace
+from .recording import hooked
 from .weights import is_tensor
 
 if TYPE_CHECKING:
@@ -37,17 +37,9 @@ class Substitution:
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
         """Hold the hooks."""
-        handles: list[RemovableHandle] = []
         self._next.clear()
-        try:
-            for path in self._substitutes:
-                child = self._modules[path]
-                handles.append(child.register_forward_pre_hook(self._before(path), with_kwargs=True))
-                handles.append(child.register_forward_hook(self._after(path), with_kwargs=True))
+        with hooked((self._modules[path], self._before(path), self._after(path)) for path in self._substitutes):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _before(self, path: str) -> Callable[..., object]:
         def hook(child: nn.Module, args: object, kwargs: object) -> object:

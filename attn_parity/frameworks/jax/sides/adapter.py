@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
@@ -19,6 +18,7 @@ from jax.sharding import NamedSharding, Sharding
 from jax.typing import ArrayLike
 
 from ....sides.dropout_masks import MaskPlan, Masks
+from ....sides.modes import names_in
 from ....sides.shards import ShardCut, Shares, differing_copies
 from ....sides.subject import Arguments, Arrays, ModuleFailedError, SideWeight, Submodule
 from ..recording import Tape
@@ -180,13 +180,8 @@ def asks_for_mode(path: str, module: object) -> list[str]:
     own = (kind for kind in type(module).__mro__ if not kind.__module__.startswith("flax."))
     methods = (value for kind in own for name, value in vars(kind).items() if name != "__init__")
     codes = (code for value in methods if (code := getattr(value, "__code__", None)) is not None)
-    asks = any(_MODES & _names(code) for code in codes)
+    asks = any(_MODES & names_in(code) for code in codes)
     return [f"train mode of {path or type(module).__name__}: its code asks which mode it is in"] if asks else []
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
-    return {*code.co_names, *(name for one in inner for name in _names(one))}
 
 
 def cache_off(path: str, child: object) -> list[str]:

@@ -15,6 +15,7 @@ from jax_attn.backend import to_numpy
 
 from ....hints.settings import read as read_settings
 from ....sides.function import Function
+from ....sides.libraries import word_of
 from ....sides.subject import Arguments, Arrays, ModuleFailedError, SideWeight, Submodule, signature_of
 from ..drawing import drawn_from
 from .adapter import Adapter, Setting, dotted, home_of
@@ -39,7 +40,7 @@ class JaxFunctionSide(Adapter):
         places, _ = jax.tree_util.tree_flatten_with_path(function.weights, _is_variable)
         leaves, self._tree = jax.tree.flatten(function.weights)  # one leaf for each variable
         self._held: dict[str, jax.Array | np.ndarray] = {
-            dotted(map(_word, path)): leaf for (path, _), leaf in zip(places, leaves, strict=True)
+            dotted(map(word_of, path)): leaf for (path, _), leaf in zip(places, leaves, strict=True)
         }
         if len(self._held) < len(leaves):
             raise ModuleFailedError(f"two weights of the JAX function {self.name} have the same dotted name")
@@ -95,10 +96,6 @@ class JaxFunctionSide(Adapter):
         tree = jax.tree.unflatten(self._tree, leaves)
         with drawn_from(setting.source, {}, ()) if setting.train else contextlib.nullcontext():
             return self._call(tree, *arguments.args, **arguments.kwargs)
-
-
-def _word(key: object) -> str:
-    return str(next((getattr(key, one) for one in ("key", "idx", "name") if hasattr(key, one)), key))
 
 
 def _is_variable(node: object) -> bool:

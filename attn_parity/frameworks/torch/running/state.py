@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ....sides.modes import names_in
 from ....sides.subject import ModuleFailedError
 
 ONE_AT_A_TIME = threading.RLock()
@@ -138,16 +139,11 @@ def asks_for_mode(module: nn.Module) -> bool:
     """Return whether the code of a module's class that is not torch's own asks whether it is in train mode."""
     own = (kind for kind in type(module).__mro__ if not _is_torchs(kind))
     functions = (getattr(value, "__code__", None) for kind in own for value in vars(kind).values())
-    return any("training" in _names(code) for code in functions if code is not None)
+    return any("training" in names_in(code) for code in functions if code is not None)
 
 
 def _is_torchs(kind: type) -> bool:
     return kind.__module__.startswith("torch.")
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
-    return {*code.co_names, *(name for one in inner for name in _names(one))}
 
 
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
