@@ -1,4 +1,4 @@
-"""Every block of the site runs: of docs and its guides in the tours, of other folders as cells; notebooks follow pages."""
+"""Every block of docs runs: of pages and guides in the tours, else as cells; and notebooks are in step with pages."""
 
 import re
 import runpy
