@@ -234,13 +234,15 @@ PART = re.compile(r"(-[0-9]{5}-of-[0-9]{5}|_[0-9]{5})\.")
 
 
 def _weights_among(names: Iterable[str]) -> dict[str, str]:
-    """Return the names of files of weights, and of their indexes -> their format."""
-    weights: dict[str, str] = {}
-    for name in names:
-        format = SUFFIXES.get(Path(name).suffix) or _format_of_index(name)
-        if format and not name.startswith(".") and not mistaken.is_state(name):
-            weights[name] = format
-    return weights
+    """Return the names of files of weights, and of their indexes -> their format.
+
+    An index of a format without a file counts only where there is no file of any: some download one format alone.
+    """
+    known = [name for name in names if not name.startswith(".") and not mistaken.is_state(name)]
+    weights = {name: SUFFIXES[suffix] for name in known if (suffix := Path(name).suffix) in SUFFIXES}
+    formats = set(weights.values())
+    indexes = {name: format for name in known if (format := _format_of_index(name))}
+    return weights | {name: format for name, format in indexes.items() if format in formats or not formats}
 
 
 def _of_model(names: Sequence[str]) -> list[str]:

@@ -276,6 +276,18 @@ def test_the_files_of_open_clip_beside_those_of_transformers_are_the_same_model(
     assert note == "left out, as the folder's other files are the same model: open_clip_model.safetensors"
 
 
+def test_an_index_of_another_container_without_its_files_is_passed_over(tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    put_part(source / "pytorch_model.bin", {"x": np.ones(2)})
+    weights = dict.fromkeys("xy", "model-00001-of-00002.safetensors")
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    assert checkpoints.read(source).keys() == {"x"}
+    (source / "pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"these files of it are missing: model-00001-of-00002.safetensors"):
+        checkpoints.read(source)
+
+
 def test_hidden_files_that_macos_adds_are_not_counted(tmp_path):
     (tmp_path / "in").mkdir()
     put_part(tmp_path / "in" / "own.pt", {"x": np.ones(2)})
