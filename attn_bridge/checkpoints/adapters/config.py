@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ...printable import printable
 from ..containers.base import CheckpointError
-from ..containers.files import bad, parse_json
+from ..containers.files import bad, listed, parse_json
+from ..containers.remote import is_remote
 
 CONFIG = "adapter_config.json"
 MAX_BYTES = 1 << 24
@@ -236,7 +237,11 @@ def check_there(folder: Path) -> None:
     Raises:
         CheckpointError: it has none.
     """
-    if not (folder / CONFIG).is_file():
-        raise CheckpointError(
-            f"--adapter {printable(str(folder), 400)} must be a folder with {CONFIG}, as peft saves it"
-        )
+    if (folder / CONFIG).is_file():
+        return
+    is_listed = not is_remote(folder) and folder.is_dir()
+    names = sorted(below.name for below in folder.iterdir() if (below / CONFIG).is_file()) if is_listed else []
+    inner = f"; its folders have one: {listed(list(map(printable, names)))}" if names else ""
+    raise CheckpointError(
+        f"--adapter {printable(str(folder), 400)} must be a folder with {CONFIG}, as peft saves it{inner}"
+    )

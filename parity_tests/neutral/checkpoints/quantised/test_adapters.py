@@ -430,6 +430,10 @@ def test_folders_that_hold_no_adapter_are_refused(tmp_path):
     source, _ = write(tmp_path / "base")
     with pytest.raises(CheckpointError, match=r"must be a folder with adapter_config.json, as peft saves it$"):
         checkpoints.convert(source, tmp_path / "out", adapter=source)
+    for name in ("two", "one"):
+        adapter_files.save(tmp_path / "adapters" / name, matrices(DOWN, 10, 6))
+    with pytest.raises(CheckpointError, match=r"as peft saves it; its folders have one: one; two$"):
+        checkpoints.convert(source, tmp_path / "out", adapter=tmp_path / "adapters")
     adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6))
     (adapter / "adapter_model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     with pytest.raises(CheckpointError, match=r"has neither adapter_model.safetensors nor adapter_model.bin"):
