@@ -238,10 +238,10 @@ def _weights_among(names: Iterable[str]) -> dict[str, str]:
 
     An index of a format without a file counts only where there is no file of any: some download one format alone.
     """
-    known = [name for name in names if not name.startswith(".") and not mistaken.is_state(name)]
-    weights = {name: SUFFIXES[suffix] for name in known if (suffix := Path(name).suffix) in SUFFIXES}
+    candidates = [name for name in names if not name.startswith(".") and not mistaken.is_state(name)]
+    weights = {name: SUFFIXES[suffix] for name in candidates if (suffix := Path(name).suffix) in SUFFIXES}
     formats = set(weights.values())
-    indexes = {name: format for name in known if (format := _format_of_index(name))}
+    indexes = {name: format for name in candidates if (format := _format_of_index(name))}
     return weights | {name: format for name, format in indexes.items() if format in formats or not formats}
 
 
