@@ -233,6 +233,20 @@ def test_a_sparse_gate_of_equal_numbers_passes_no_gradient_of_its_deviation():
     np.testing.assert_allclose(gradient, given.grad, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_the_active_stream_is_scaled_where_the_config_has_it_so(is_scaled):
+    config = AlternatingUpdatesConfig(2, 3, active=1, scale_corrected=is_scaled)
+    ours = torch_attn.blocks.alternating_updates.AlternatingUpdates(config)
+    theirs = jax_attn.blocks.alternating_updates.AlternatingUpdates(config, rngs=nnx.Rngs(0))
+    with torch.no_grad():
+        ours.corrected_scale.copy_(torch.tensor([2.0, -1.0]))
+    theirs.corrected_scale[...] = jnp.array([2.0, -1.0], jnp.float32)
+    streams = np.arange(1.0, 7.0, dtype=np.float32).reshape(1, 1, 3, 2)
+    wanted = [[[6.0, -4.0]]] if is_scaled else [[[3.0, 4.0]]]
+    np.testing.assert_array_equal(ours.scaled(torch.from_numpy(streams)).detach(), wanted)
+    np.testing.assert_array_equal(theirs.scaled(jnp.asarray(streams)), wanted)
+
+
 @pytest.mark.usefixtures("x64")
 def test_a_token_whose_embedding_is_zeros_gives_gradients_that_are_numbers():
     """Streams have the magnitude of the embedding, the root of its mean square: at 0 a root has no slope."""
