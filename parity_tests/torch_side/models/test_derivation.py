@@ -13,7 +13,7 @@ import torch
 from attn_bridge.cli.app import run
 from attn_bridge.masks import sliding_window
 from attn_bridge.models.derived import known, reading
-from attn_bridge.models.derived.description import loads
+from attn_bridge.models.derived.description import KeySource, loads
 from attn_bridge.models.rows.decoder import EMBEDDINGS, OURS, PREFIXES
 from attn_parity.frameworks.torch.derivation import (
     DerivationError,
@@ -21,6 +21,7 @@ from attn_parity.frameworks.torch.derivation import (
     derive,
     model_pair,
     proof,
+    repair,
     search,
     subject,
     survey,
@@ -317,3 +318,17 @@ def test_memory_of_a_family_is_limited_within_the_hard_limit(hard, limits, monke
 def test_experts_of_a_class_are_found_with_their_sizes(name, sizes):
     experts = structure.read(found(name)).experts
     assert (experts.number, experts.width, experts.shared) == sizes
+
+
+@pytest.mark.parametrize(("field", "value"), sorted(repair._USUAL, key=str))
+def test_a_value_that_derivation_leaves_out_is_that_of_a_missing_field(field, value):
+    part = f"{field.partition('.')[0]}."
+    family = next(
+        BY_NAME[name]
+        for name in ("dots1", "qwen3_moe", "cohere", "exaone4", "phi3")
+        if field not in BY_NAME[name].fields and any(other.startswith(part) for other in BY_NAME[name].fields)
+    )
+    written = dataclasses.replace(family, fields={**family.fields, field: KeySource(value=value)})
+    keys = found(family.model_type).keys()
+    missing, read = (model_pair.read(model_pair.reader_of(one), keys) for one in (family, written))
+    assert read == missing
