@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from .reading.model_config import ConfigFile
-from .reading.originals import check_keys, check_size, layers_of
 
 _COMMON = ("vocab_size", "emb_dim", "n_heads", "n_layers", "n_kv_groups", "rope_base")
 _IDLE = ("context_length", "dtype")
@@ -35,17 +34,17 @@ def to_transformers(config: Mapping[str, object]) -> dict[str, Any] | None:
 
 def _llama3(document: Mapping[str, object]) -> dict[str, Any]:
     config = ConfigFile(document, "config.json of the book's Llama 3", {})
-    check_keys(config, (*_COMMON, "hidden_dim"), (*_COMMON, "hidden_dim", "rope_freq"), _IDLE)
+    config.check_keys((*_COMMON, "hidden_dim"), (*_COMMON, "hidden_dim", "rope_freq"), _IDLE)
     keys = _sizes(config, "llama", "LlamaForCausalLM", eps=1e-5) | {"attention_bias": False, "mlp_bias": False}
     if config.get("rope_freq") is None:
         return keys
     scaling = ConfigFile(config.mapping("rope_freq"), f"rope_freq of {config.model_type}", {})
-    check_keys(scaling, _FREQUENCIES, _FREQUENCIES)
+    scaling.check_keys(_FREQUENCIES, _FREQUENCIES)
     return keys | {
         "rope_scaling": {
             "rope_type": "llama3",
             **{key: scaling.positive(key) for key in _FREQUENCIES[:-1]},
-            "original_max_position_embeddings": check_size(scaling, _FREQUENCIES[-1]),
+            "original_max_position_embeddings": scaling.size(_FREQUENCIES[-1]),
         }
     }
 
@@ -54,14 +53,14 @@ def _qwen3(document: Mapping[str, object]) -> dict[str, Any]:
     config = ConfigFile(document, "config.json of the book's Qwen 3", {})
     has_experts = config.get("num_experts") not in (None, 0)
     needed = _OF_EXPERTS if has_experts else ("hidden_dim",)
-    check_keys(config, (*_COMMON, *needed), (*_COMMON, *_OF_EXPERTS, "hidden_dim", "head_dim", "qk_norm"), _IDLE)
+    config.check_keys((*_COMMON, *needed), (*_COMMON, *_OF_EXPERTS, "hidden_dim", "head_dim", "qk_norm"), _IDLE)
     if not has_experts and not config.flag("qk_norm"):  # what `transformers` calls a Llama
         return _sizes(config, "llama", "LlamaForCausalLM") | {"attention_bias": False, "mlp_bias": False}
     config.refuse("qk_norm", True)
     if not has_experts:
         return _sizes(config, "qwen3", "Qwen3ForCausalLM") | {"attention_bias": False, "use_sliding_window": False}
     return _sizes(config, "qwen3_moe", "Qwen3MoeForCausalLM", width="moe_intermediate_size") | {
-        **{key: check_size(config, key) for key in _OF_EXPERTS},
+        **{key: config.size(key) for key in _OF_EXPERTS},
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -72,7 +71,7 @@ def _qwen3(document: Mapping[str, object]) -> dict[str, Any]:
 def _gemma3(document: Mapping[str, object]) -> dict[str, Any]:
     config = ConfigFile(document, "config.json of the book's Gemma 3", {})
     allowed_keys = (*_COMMON, "hidden_dim", "head_dim", "qk_norm", *_OF_GEMMA)
-    check_keys(config, [key for key in allowed_keys if key != "query_pre_attn_scalar"], allowed_keys, _IDLE)
+    config.check_keys([key for key in allowed_keys if key != "query_pre_attn_scalar"], allowed_keys, _IDLE)
     config.refuse("qk_norm", True)
     keys = _sizes(config, "gemma3_text", "Gemma3ForCausalLM", activation="hidden_activation")
     layers = keys["num_hidden_layers"]
@@ -85,7 +84,7 @@ def _gemma3(document: Mapping[str, object]) -> dict[str, Any]:
         )
     return keys | {
         "layer_types": kinds,
-        "sliding_window": check_size(config, "sliding_window"),
+        "sliding_window": config.size("sliding_window"),
         "rope_local_base_freq": config.positive("rope_local_base"),
         "query_pre_attn_scalar": config.positive("query_pre_attn_scalar")
         if config.get("query_pre_attn_scalar") is not None
@@ -104,24 +103,24 @@ def _sizes(
     activation: str = "hidden_act",
 ) -> dict[str, Any]:
     """Return the keys that all three share: sizes, activation, norms, and the rotary base."""
-    emb_dim, heads = check_size(config, "emb_dim"), check_size(config, "n_heads")
+    emb_dim, heads = config.size("emb_dim"), config.size("n_heads")
     if config.get("head_dim") is None and emb_dim % heads:
         raise ValueError(f"emb_dim ({emb_dim}) of {config.model_type} must be a multiple of n_heads ({heads})")
     has_head_dim = config.get("head_dim") is not None
     keys = {
         "model_type": kind,
         "architectures": [architecture],
-        "vocab_size": check_size(config, "vocab_size"),
+        "vocab_size": config.size("vocab_size"),
         "hidden_size": emb_dim,
-        "intermediate_size": check_size(config, width),
-        "num_hidden_layers": layers_of(config, "n_layers"),
+        "intermediate_size": config.size(width),
+        "num_hidden_layers": config.depth("n_layers"),
         "num_attention_heads": heads,
-        "num_key_value_heads": check_size(config, "n_kv_groups"),
-        "head_dim": check_size(config, "head_dim") if has_head_dim else emb_dim // heads,
+        "num_key_value_heads": config.size("n_kv_groups"),
+        "head_dim": config.size("head_dim") if has_head_dim else emb_dim // heads,
         activation: "gelu_pytorch_tanh" if activation == "hidden_activation" else "silu",
         "rms_norm_eps": eps,
         "rope_theta": config.positive("rope_base"),
         "tie_word_embeddings": False,
     }
     length = config.get("context_length")
-    return keys if length is None else keys | {"max_position_embeddings": check_size(config, "context_length")}
+    return keys if length is None else keys | {"max_position_embeddings": config.size("context_length")}

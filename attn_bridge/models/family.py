@@ -20,7 +20,7 @@ from ..weights import WeightsMismatchError
 from .layout import Layout
 from .reading.decoders import Pair, Write
 from .reading.model_config import ConfigFile
-from .rows.attention import Table
+from .rows.common import Table
 
 Arrays = dict[str, np.ndarray]
 
@@ -84,11 +84,7 @@ class AttentionLayer:
             name for name in state if name not in bare or not {bare[name]} & (encoded.shapes.keys() | dropped)
         ]
         missing = [prefix + name for name in encoded.shapes.keys() - arrays.keys()]
-        misshapen = [
-            f"{prefix}{name}: expected {shape}, got {arrays[name].shape}"
-            for name, shape in encoded.shapes.items()
-            if name in arrays and arrays[name].shape != shape
-        ]
+        misshapen = _misshapen(prefix, encoded.shapes, arrays)
         if missing or unexpected or misshapen:
             raise WeightsMismatchError(missing, unexpected, misshapen)
         return encoded.read(arrays)
@@ -111,11 +107,7 @@ class AttentionLayer:
         if library not in self.tables:
             raise ValueError(f"library ({library}) must be one of {', '.join(self.tables)}")
         shapes = self._shapes()
-        misshapen = [
-            f"{name}: expected {shape}, got {arrays[name].shape}"
-            for name, shape in shapes.items()
-            if name in arrays and arrays[name].shape != shape
-        ]
+        misshapen = _misshapen("", shapes, arrays)
         if arrays.keys() != shapes.keys() or misshapen:
             raise WeightsMismatchError(shapes.keys() - arrays.keys(), arrays.keys() - shapes.keys(), misshapen)
         front = self.prefix if prefix is None else prefix
@@ -169,6 +161,15 @@ class AttentionLayer:
         numbers = _INDEX.findall(prefix)
         if numbers and int(numbers[-1]) != self.layer:
             raise ValueError(f"state holds layer {numbers[-1]} ({prefix.rstrip('.')}), not layer {self.layer}")
+
+
+def _misshapen(prefix: str, shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Return the arrays whose shape is not the expected one, as lines of an error."""
+    return [
+        f"{prefix}{name}: expected {shape}, got {arrays[name].shape}"
+        for name, shape in shapes.items()
+        if name in arrays and arrays[name].shape != shape
+    ]
 
 
 def _find(name: str, prefix: str) -> int | None:

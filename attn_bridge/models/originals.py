@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from ..weights.placements import Shape
 from . import book_models, layouts
 from .reading.model_config import ConfigFile
-from .reading.originals import check_keys, check_size, layers_of
 
 UNKNOWN_VOCABULARY = -1
 """Placeholder in Meta's files for the tokenizer's size; `fitted` reads it off the weights."""
@@ -87,21 +86,21 @@ def _meta(document: Mapping[str, object]) -> dict[str, object]:
         "params.json",
         {"vocab_size": UNKNOWN_VOCABULARY, "multiple_of": 256, "norm_eps": 1e-5, "rope_theta": theta},
     )
-    check_keys(config, ("dim", "n_layers", "n_heads"), _META, _OF_A_RUN)
-    width, heads = check_size(config, "dim"), check_size(config, "n_heads")
+    config.check_keys(("dim", "n_layers", "n_heads"), _META, _OF_A_RUN)
+    width, heads = config.size("dim"), config.size("n_heads")
     if "head_dim" not in config and width % heads:
         raise ValueError(f"dim ({width}) of params.json must be a multiple of n_heads ({heads})")
     is_known = config.get("vocab_size") != UNKNOWN_VOCABULARY
     keys: dict[str, object] = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "vocab_size": check_size(config, "vocab_size") if is_known else UNKNOWN_VOCABULARY,
+        "vocab_size": config.size("vocab_size") if is_known else UNKNOWN_VOCABULARY,
         "hidden_size": width,
         "intermediate_size": _hidden_size(config, width),
-        "num_hidden_layers": layers_of(config, "n_layers"),
+        "num_hidden_layers": config.depth("n_layers"),
         "num_attention_heads": heads,
-        "num_key_value_heads": check_size(config, "n_kv_heads") if "n_kv_heads" in config else heads,
-        "head_dim": check_size(config, "head_dim") if "head_dim" in config else width // heads,
+        "num_key_value_heads": config.size("n_kv_heads") if "n_kv_heads" in config else heads,
+        "head_dim": config.size("head_dim") if "head_dim" in config else width // heads,
         "hidden_act": "silu",
         "rms_norm_eps": config.positive("norm_eps"),
         "rope_theta": config.positive("rope_theta"),
@@ -109,7 +108,7 @@ def _meta(document: Mapping[str, object]) -> dict[str, object]:
     }
     if not is_mistral:
         return {**keys, "attention_bias": False, "mlp_bias": False, **_llama_context(config, width)}
-    window = check_size(config, "sliding_window") if "sliding_window" in config else None
+    window = config.size("sliding_window") if "sliding_window" in config else None
     config.refuse("use_scaled_rope", None, False)
     keys |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
     keys["max_position_embeddings"] = _positions(config, 32768)
@@ -119,8 +118,8 @@ def _meta(document: Mapping[str, object]) -> dict[str, object]:
 def _hidden_size(config: ConfigFile, width: int) -> int:
     """Return the width of feed-forward layers: from Mistral's files, or by Meta's formula."""
     if "hidden_dim" in config:
-        return check_size(config, "hidden_dim")
-    multiple = check_size(config, "multiple_of")
+        return config.size("hidden_dim")
+    multiple = config.size("multiple_of")
     factor = config.positive("ffn_dim_multiplier") if "ffn_dim_multiplier" in config else 1
     if factor > 1024:
         raise ValueError(f"ffn_dim_multiplier ({factor:g}) of params.json must be at most 1024")
@@ -146,19 +145,19 @@ def _llama_context(config: ConfigFile, width: int) -> dict[str, object]:
 
 def _positions(config: ConfigFile, default: int) -> int:
     key = "max_position_embeddings"
-    return check_size(config, key) if key in config else default
+    return config.size(key) if key in config else default
 
 
 def _experts(config: ConfigFile) -> dict[str, object]:
     """Return the keys that a Mixtral has in addition to a Mistral."""
     experts = ConfigFile(config.mapping("moe"), "moe of params.json", {})
     keys = ("num_experts", "num_experts_per_tok")
-    check_keys(experts, keys, keys)
+    experts.check_keys(keys, keys)
     return {
         "model_type": "mixtral",
         "architectures": ["MixtralForCausalLM"],
-        "num_local_experts": check_size(experts, keys[0]),
-        "num_experts_per_tok": check_size(experts, keys[1]),
+        "num_local_experts": experts.size(keys[0]),
+        "num_experts_per_tok": experts.size(keys[1]),
     }
 
 
@@ -183,10 +182,10 @@ _GPT_OSS: dict[str, object] = {
 def _openai(document: Mapping[str, object]) -> dict[str, object]:
     """Return the config of gpt-oss for OpenAI's ``config.json``."""
     config = ConfigFile(document, "OpenAI's config.json", _GPT_OSS)
-    check_keys(config, _SIZES, (*_SIZES, *_GPT_OSS))
-    layers_of(config, "num_hidden_layers")
-    sizes = {key: check_size(config, key) for key in _SIZES}
-    context, factor = check_size(config, "initial_context_length"), config.positive("rope_scaling_factor")
+    config.check_keys(_SIZES, (*_SIZES, *_GPT_OSS))
+    config.depth("num_hidden_layers")
+    sizes = {key: config.size(key) for key in _SIZES}
+    context, factor = config.size("initial_context_length"), config.positive("rope_scaling_factor")
     keys: dict[str, object] = {
         "model_type": "gpt_oss",
         "architectures": ["GptOssForCausalLM"],
@@ -194,7 +193,7 @@ def _openai(document: Mapping[str, object]) -> dict[str, object]:
         "num_local_experts": sizes["num_experts"],
         "num_experts_per_tok": sizes["experts_per_token"],
         "swiglu_limit": config.positive("swiglu_limit"),
-        "sliding_window": check_size(config, "sliding_window"),
+        "sliding_window": config.size("sliding_window"),
         "layer_types": [
             "full_attention" if layer % 2 else "sliding_attention" for layer in range(sizes["num_hidden_layers"])
         ],

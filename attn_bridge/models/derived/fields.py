@@ -148,25 +148,25 @@ _FLAGS = (
     *("key_is_value", "scale_corrected", "doubles"),
 )
 _COUNTS = ("shared", "first", "last", "step")
+_INTEGERS = (
+    *("hidden_dim", "num_experts", "top_k", "number", "chosen", "num_heads", "num_streams", "rows", "laurel_rank"),
+    *("channels", "num_positions", "num_token_types", "dim", "embedding_width", "head_width", "num_buckets"),
+    *("max_distance", "interval", "dense_interval", "latent_dim", "nope_dim", "rope_dim", "value_dim"),
+)
+_FROM_ZERO = ("offset", "count", "active", "width", "position_offset")
+_AS_THEY_ARE = ("types", "dense", "method", "listed", "scores", "combined", "projection", "sparsity")
 _READ: dict[str, Callable[[ConfigFile, str], object]] = {
     **dict.fromkeys(_FLAGS, ConfigFile.flag),
-    **dict.fromkeys(("hidden_dim", "num_experts", "top_k", "number", "chosen", "num_heads"), ConfigFile.integer),
-    **dict.fromkeys(("num_streams", "rows", "laurel_rank", "num_layers", "channels"), ConfigFile.integer),
-    **dict.fromkeys(("num_positions", "num_token_types", "dim"), ConfigFile.integer),
-    **dict.fromkeys(("embedding_width", "head_width", "num_buckets", "max_distance"), ConfigFile.integer),
+    **dict.fromkeys(_INTEGERS, ConfigFile.integer),
+    **dict.fromkeys(("head_dim", "num_kv_heads", "query_dim"), ConfigFile.integer_or_none),
     **dict.fromkeys(_COUNTS, lambda config, key: config.integer(key, -1)),
-    **dict.fromkeys(("types", "dense", "method", "listed", "scores", "combined", "projection"), ConfigFile.get),
+    **dict.fromkeys(_FROM_ZERO, lambda config, key: config.integer(key, 0)),
+    **dict.fromkeys(_AS_THEY_ARE, ConfigFile.get),
+    "num_layers": ConfigFile.depth,
     "scales": lambda config, key: config.factors(key, 2),
     "norms": lambda config, key: "sandwich" if config.flag(key) else "pre",
     "rate": ConfigFile.number,
-    "sparsity": ConfigFile.get,
     "dropout": lambda config, key: config.number_or_none(key) or 0.0,
-    **dict.fromkeys(("interval", "dense_interval"), ConfigFile.integer),
-    **dict.fromkeys(("offset", "count", "active", "width"), lambda config, key: config.integer(key, 0)),
-    "head_dim": ConfigFile.integer_or_none,
-    **dict.fromkeys(("num_kv_heads", "query_dim"), ConfigFile.integer_or_none),
-    **dict.fromkeys(("latent_dim", "nope_dim", "rope_dim", "value_dim"), ConfigFile.integer),
-    "position_offset": lambda config, key: config.integer(key, 0),
     "pairing": lambda config, key: "interleaved" if config.flag(key) else "half",
     **dict.fromkeys(ACTIVATED, lambda config, key: activation_of(config, key)),
 }

@@ -12,8 +12,15 @@ from collections.abc import Iterator
 from ...weights.rows import Row
 from ..layout import HEAD, Layout
 from ..reading import multimodal
-from ..rows.attention import FREQUENCIES
-from ..rows.common import TIE, is_counted, is_hugely_negative, is_mask_of_window, is_sinusoids, is_zero
+from ..rows.common import (
+    FREQUENCIES,
+    TIE,
+    is_counted,
+    is_hugely_negative,
+    is_mask_of_window,
+    is_sinusoids,
+    is_zero,
+)
 from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
 from .description import Description, KeySource
 

@@ -162,7 +162,7 @@ def _limit(value: object) -> float | None:
 def _read_mamba(config: ConfigFile, layer: int, keys: Keys) -> WrittenKeys:
     """Return the channels of Mamba, and the width of its latent steps, which may follow from the model's.
 
-    As in `transformers`, a number of channels in the file goes before the factor of the model's width.
+    As in `transformers`, a number of channels in the file replaces the factor times the model's width.
     """
     rank, width = keys["step_rank"], config.integer_or_none(keys["width"]) if "width" in keys else None
     return {

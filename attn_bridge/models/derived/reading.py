@@ -24,7 +24,7 @@ from ...specs.sparse_indexed_attention import SparseIndexedAttentionConfig
 from ..family import AttentionLayer, Family
 from ..layout import Layout
 from ..reading import multimodal
-from ..reading.decoders import KINDS, MAX_LAYERS, is_rotated, mask_of
+from ..reading.decoders import KINDS, is_rotated, mask_of
 from ..reading.model_config import ConfigFile
 from ..tables import table
 from ..tables.layers import attention_of_layer, table_of_layer
@@ -200,9 +200,7 @@ class FamilyReader(FieldReader):
 
     def decoder(self, config: ConfigFile) -> DecoderConfig:
         """Return a whole decoder."""
-        layers = config.integer("num_hidden_layers")
-        if layers > MAX_LAYERS:
-            raise ValueError(f"num_hidden_layers ({layers}) of {config.model_type} must be at most {MAX_LAYERS}")
+        layers = config.depth("num_hidden_layers")
         return DecoderConfig(
             vocab_size=config.integer("vocab_size"),
             emb_dim=config.integer("hidden_size"),

@@ -19,6 +19,7 @@ from ...weights.rows import Row
 from ...weights.templates import expanded, fill, placeholders
 from .. import fitting
 from ..parts import OmittedPart, apart
+from ..reading.model_config import MAX_SIZE
 from .blocks import are_alternatives, by_block, gaps, lacking, missing_names, mixed
 from .mapped import Arrays, DecodedTensors, Encoded, gathered
 
@@ -30,9 +31,6 @@ VALUE = ".value"
 
 HEAD = "out_head.weight"
 """Our name of the head of a model."""
-
-MAX_SIZE = (1 << 31) - 1
-"""Largest size that a config.json may give."""
 
 Settings = Mapping[str, Any]
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from ...weights.placements import Shape
 from ...weights.rows import Row
 from ..layout import Settings
-from ..rows.attention import FREQUENCIES
-from ..rows.common import TIE
+from ..rows.common import FREQUENCIES, TIE
 from ..rows.decoder import EMBEDDINGS, FINAL_NORM, LAYER, OURS
 from ..tables import table
 from .chosen import ChosenLayout, Form

@@ -28,19 +28,24 @@ from ...weights.rows import Row
 from ..derived.description import loads
 from ..derived.fields import FieldReader
 from ..family import AttentionLayer, Family
-from ..reading.decoders import ACTIVATIONS, MAX_LAYERS, NAMES, WrittenKeys, activation_of
+from ..reading.decoders import ACTIVATIONS, NAMES, WrittenKeys, activation_of
 from ..reading.model_config import ConfigFile
-from ..rows.attention import ENCODER_DECODER, Table
+from ..rows.common import Table
 
 SIDES = ("encoder", "decoder")
 
+_LETTERS = (("q", "W_query"), ("k", "W_key"), ("v", "W_value"))
 _T5: Table = (
-    Row("q.weight", ("W_query.weight",)),
-    Row("k.weight", ("W_key.weight",)),
-    Row("v.weight", ("W_value.weight",)),
-    Row("o.weight", ("out_proj.weight",)),
+    *(Row(f"{letter}.weight", (f"{ours}.weight",)) for letter, ours in (*_LETTERS, ("o", "out_proj"))),
     Row("relative_attention_bias.weight", ("relative_bias",)),
 )
+_BART: Table = tuple(
+    Row(f"{theirs}.{leaf}", (f"{ours}.{leaf}",), optional=(theirs, leaf) == ("k_proj", "bias"))
+    for theirs, ours in (*((f"{letter}_proj", ours) for letter, ours in _LETTERS), ("out_proj", "out_proj"))
+    for leaf in ("weight", "bias")
+)
+"""Of Whisper as well, whose keys have no bias."""
+
 _PROJECTION = "feed_forward.projection"
 """Field of the key that names both the activation of T5 and whether it has a gate."""
 
@@ -71,9 +76,7 @@ class PairReader(FieldReader):
         """
         if "position" not in self.description.parts:
             prefix = f"model.decoder.layers.{layer}.encoder_attn."
-            return AttentionLayer(
-                "CrossAttention", self._cross(config), layer, {"transformers": ENCODER_DECODER}, prefix
-            )
+            return AttentionLayer("CrossAttention", self._cross(config), layer, {"transformers": _BART}, prefix)
         if layer and "position.shared" in self.description.fields:
             raise ValueError(
                 f"layer {layer} of {config.model_type} has no relative_attention_bias; only layer 0 is supported"
@@ -109,10 +112,6 @@ class PairReader(FieldReader):
         """Return one side; the dropout behind T5's last norm, and in its gated layers, is that of training alone."""
         own = {**self.part(config, "stack"), **self.part(config, side)}
         width, layers = config.integer("d_model"), own.pop("num_layers")
-        if layers > MAX_LAYERS:
-            source = self.description.fields[f"{side}.num_layers"]
-            key = source.key if config.get(source.key) is not None else source.otherwise
-            raise ValueError(f"{key} ({layers}) of {config.model_type} must be at most {MAX_LAYERS}")
         block = EncoderDecoderBlockConfig(
             self._attention(config, side),
             self._feed_forward(config, own.pop("hidden_dim")),

@@ -13,8 +13,7 @@ from ...specs.decoder_model import DecoderConfig
 from ...specs.differential_attention import DifferentialAttentionConfig
 from ...specs.encoder_decoder_model import EncoderDecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
-from ..layout import MAX_SIZE
-from .model_config import ConfigFile
+from .model_config import MAX_LAYERS, MAX_SIZE, ConfigFile
 
 Pair = Callable[[ConfigFile, Collection[str]], EncoderDecoderConfig]
 """From a config and the names of its tensors to an encoder with its decoder."""
@@ -28,9 +27,6 @@ WrittenKeys: TypeAlias = dict[str, Any]
 """Keys of a config.json, as a family writes them."""
 
 Part = TypeVar("Part")
-
-MAX_LAYERS = 4096
-"""Maximum blocks of a model; a config with more is broken."""
 
 ACTIVATIONS: dict[str, HiddenActivation] = {
     "silu": "silu",
@@ -127,9 +123,7 @@ def check_sizes(config: Mapping[str, object], least: int = 1) -> None:
         for key in (*SIZES, *LAYERS):
             if part.get(key) is None or isinstance(part[key], list) or (kind is None and key == "vocab_size"):
                 continue
-            size, most = read.integer(key, least), MAX_LAYERS if key in LAYERS else MAX_SIZE
-            if size > most:
-                raise ValueError(f"{key} ({size}) of {read.model_type} must be at most {most}")
+            read.integer(key, least, MAX_LAYERS if key in LAYERS else MAX_SIZE)
 
 
 def write_heads(attention: GroupedQueryAttentionConfig | DifferentialAttentionConfig) -> WrittenKeys:

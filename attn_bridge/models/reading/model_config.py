@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...printable import printable
 from ...validation import MAX_INDEX
+
+MAX_SIZE = (1 << 31) - 1
+"""Largest size that a config.json may give."""
+
+MAX_LAYERS = 4096
+"""Maximum blocks of a model; a config with more is broken."""
 
 
 class ConfigFile:
@@ -64,21 +70,29 @@ class ConfigFile:
                 return self.given[name]
         return self.defaults.get(self.keys.get(key, key))
 
-    def integer(self, key: str, least: int = 1) -> int:
-        """Return an integer of at least `least`.
+    def integer(self, key: str, least: int = 1, most: int = MAX_INDEX) -> int:
+        """Return an integer from `least` to `most`, which is the largest index.
 
         Raises:
             TypeError: it is something else.
-            ValueError: it is smaller, or larger than any index can be.
+            ValueError: it is smaller or larger.
         """
         value = self.get(key)
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"{key} of {self.model_type} must be an integer, got {_shown(value)}")
         if value < least:
             raise ValueError(f"{key} ({printable(value)}) of {self.model_type} must be at least {least}")
-        if value > MAX_INDEX:
-            raise ValueError(f"{key} ({printable(value)}) of {self.model_type} must be at most {MAX_INDEX}")
+        if value > most:
+            raise ValueError(f"{key} ({printable(value)}) of {self.model_type} must be at most {most}")
         return int(value)
+
+    def size(self, key: str) -> int:
+        """Return a size that a tensor can have, as `integer` does."""
+        return self.integer(key, most=MAX_SIZE)
+
+    def depth(self, key: str) -> int:
+        """Return a number of layers, as `integer` does."""
+        return self.integer(key, most=MAX_LAYERS)
 
     def integer_or_none(self, key: str, least: int = 1) -> int | None:
         """Return an integer as `integer` does, or None for null."""
@@ -171,6 +185,24 @@ class ConfigFile:
         if value not in accepted:
             only = " or ".join(map(repr, accepted))
             raise ValueError(f"{key} ({printable(repr(value))}) of {self.model_type} is not supported, only {only}")
+
+    def check_keys(self, required: Iterable[str], allowed: Collection[str], idle: Collection[str] = ()) -> None:
+        """Check that a config has the required keys, and no unknown key that could change the computation.
+
+        Args:
+            required: keys that must be present.
+            allowed: all keys that are read.
+            idle: keys that do not change the computation.
+
+        Raises:
+            ValueError: a key is missing, or an unknown one has a value.
+        """
+        missing = [key for key in required if self.get(key) is None]
+        if missing:
+            raise ValueError(f"{self.model_type} lacks {', '.join(missing)}")
+        for key, value in self.given.items():
+            if key not in allowed and key not in idle and value not in (None, False, 0, "", [], {}):
+                raise ValueError(f"{printable(key)} ({printable(value, 40)}) of {self.model_type} is not known")
 
 
 def as_number(label: str, value: object) -> float:

@@ -11,33 +11,11 @@ from typing import Any
 
 MODELS = frozenset(
     (
-        *(
-            "gemma3",
-            "gemma3n",
-            "gemma4",
-            "llama4",
-            "llava",
-            "llava_next",
-            "llava_next_video",
-            "llava_onevision",
-            "vipllava",
-            "video_llava",
-        ),
-        *("mistral3", "internvl", "got_ocr2", "idefics2", "idefics3", "smolvlm", "ovis2", "deepseek_vl", "lighton_ocr"),
-        *(
-            "voxtral",
-            "audioflamingo3",
-            "musicflamingo",
-            "granite_speech",
-            "granite_speech_plus",
-            "glmasr",
-            "vibevoice_asr",
-            "qwen2_audio",
-            "qwen2_vl",
-            "qwen2_5_vl",
-            "qwen3_vl",
-        ),
-        *("qwen3_5", "qwen3_5_moe", "moss_transcribe_diarize", "emu3", "fuyu", "gemma4_unified"),
+        *("gemma3", "gemma3n", "gemma4", "gemma4_unified", "llama4", "llava", "llava_next", "llava_next_video"),
+        *("llava_onevision", "vipllava", "video_llava", "mistral3", "internvl", "got_ocr2", "idefics2", "idefics3"),
+        *("smolvlm", "ovis2", "deepseek_vl", "lighton_ocr", "voxtral", "audioflamingo3", "musicflamingo"),
+        *("granite_speech", "granite_speech_plus", "glmasr", "vibevoice_asr", "qwen2_audio", "qwen2_vl", "qwen2_5_vl"),
+        *("qwen3_vl", "qwen3_5", "qwen3_5_moe", "moss_transcribe_diarize", "emu3", "fuyu"),
     )
 )
 """``model_type`` of each."""

@@ -1,1 +1,1 @@
-"""Rows that tables of several layouts share: attention, whole decoders, and general ones."""
+"""Rows that tables of several layouts share: whole decoders, and general ones."""

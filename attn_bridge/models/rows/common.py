@@ -6,9 +6,12 @@ import numpy as np
 
 from ...specs.position import sinusoid_rates
 from ...weights.placements import Shape
-from ...weights.rows import Check
+from ...weights.rows import Check, Row
 
 Values = np.ndarray
+
+Table = tuple[Row, ...]
+"""Rows of the tensors of one layer, below its prefix."""
 
 TIE = {"tie": ("tie_word_embeddings",)}
 
@@ -82,6 +85,10 @@ CHECKS: dict[str, Check] = {
     )
 }
 """Name of a check in a file -> the function."""
+
+
+FREQUENCIES = Row("rotary_emb.inv_freq", reason="rotary frequencies, which are computed", check=is_frequencies)
+"""Of attention, in files of before 2023."""
 
 
 def _is_square(shape: Shape) -> bool:

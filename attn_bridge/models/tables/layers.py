@@ -14,7 +14,7 @@ from ...weights.rows import Row
 from ..family import AttentionLayer
 from ..layout import Layout
 from ..reading.model_config import ConfigFile
-from ..rows.attention import Table
+from ..rows.common import Table
 from ..rows.decoder import OURS
 
 KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm", "v_norm")
