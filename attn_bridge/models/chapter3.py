@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..weights.rows import Row
 from . import ours
 from .layout import Layout
@@ -15,10 +17,10 @@ def _thirds(leaf: str) -> tuple[str, ...]:
     return tuple(f"{{path}}W_{name}.{leaf}" for name in PROJECTIONS)
 
 
-def _fused(stem: str, weight: str, bias: str) -> list[Row]:
+def _fused(stem: str) -> list[Row]:
     return [
-        Row(f"{{path}}{stem}{weight}", _thirds("weight"), "o i -> (part o) i", part="part"),
-        Row(f"{{path}}{stem}{bias}", _thirds("bias"), "o -> (part o)", part="part", optional=True),
+        Row(f"{{path}}{stem}weight", _thirds("weight"), "o i -> (part o) i", part="part"),
+        Row(f"{{path}}{stem}bias", _thirds("bias"), "o -> (part o)", part="part", optional=True),
     ]
 
 
@@ -40,13 +42,6 @@ def _by_heads() -> list[Row]:
     ]
 
 
-def _below_params(row: Row) -> Row:
-    return Row(
-        "{prefix}" + row.theirs, row.ours, row.pattern, row.part, sizes=row.sizes, optional=row.optional,
-        reason=row.reason,
-    )  # fmt: skip
-
-
 HEADS = {"num_heads": ("num_heads", "num_attention_heads", "n_head", "n_heads")}
 
 LAYOUTS = [
@@ -57,7 +52,7 @@ LAYOUTS = [
         "fused-qkv",
         "q, k and v in one matrix, as the book's bonus material has them",
         [
-            *_fused("qkv.", "weight", "bias"),
+            *_fused("qkv."),
             Row("{path}proj.weight", (ours.OUT[0],)),
             Row("{path}proj.bias", (ours.OUT[1],), optional=True),
             *ours.torch_rows(ours.ATTENTION, ours.OUT),
@@ -67,13 +62,13 @@ LAYOUTS = [
     Layout(
         "torch-mha",
         "torch.nn.MultiheadAttention",
-        [*_fused("in_proj_", "weight", "bias"), *ours.torch_rows(ours.ATTENTION)],
+        [*_fused("in_proj_"), *ours.torch_rows(ours.ATTENTION)],
     ),
     Layout("nnx-mha", "flax.nnx.MultiHeadAttention", _by_heads(), settings=HEADS, nnx=True),
     Layout(
         "linen-mha",
         "flax.linen.MultiHeadDotProductAttention",
-        [_below_params(row) for row in _by_heads()],
+        [dataclasses.replace(row, theirs="{prefix}" + row.theirs) for row in _by_heads()],
         prefixes=("params.", ""),
         settings=HEADS,
     ),

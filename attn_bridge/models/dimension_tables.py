@@ -60,130 +60,111 @@ WORDS = {
 """Kind of a symbol -> its name in messages."""
 
 
+Table = dict[str, tuple[str, ...]]
+"""Name of a tensor below its module -> the symbols of its axes."""
+
+
+def _weights(output: str, context: str, *names: str) -> Table:
+    """Return the symbols of the matrices of linear layers without biases."""
+    return {f"{name}.weight": (output, context) for name in names}
+
+
+def _linear(output: str, context: str, *names: str) -> Table:
+    """Return the symbols of linear layers, which may have biases."""
+    return {**_weights(output, context, *names), **{f"{name}.bias": (output,) for name in names}}
+
+
 # Symbols of attention by what the tensor is called below its module. "input", "context" and "output" are the width of
 # the model in a block of one. Which of "queries", "keys" and "values" are equal depends on the kind of attention.
-PLAIN: dict[str, tuple[str, ...]] = {
-    "W_query.weight": ("queries", "input"),
-    "W_key.weight": ("keys", "context"),
-    "W_value.weight": ("values", "context"),
-    "W_gate.weight": ("queries", "input"),
-    "W_head_gate.weight": ("heads", "input"),
-    "W_head_gate.bias": ("heads",),
-    "W_query.bias": ("queries",),
-    "W_key.bias": ("keys",),
-    "W_value.bias": ("values",),
-    "W_gate.bias": ("queries",),
+PLAIN: Table = {
+    **_linear("queries", "input", "W_query", "W_gate"),
+    **_linear("keys", "context", "W_key"),
+    **_linear("values", "context", "W_value"),
+    **_linear("heads", "input", "W_head_gate"),
+    **_linear("output", "mixed", "out_proj"),
     "W_query": ("input", "queries"),
     "W_key": ("context", "keys"),
     "W_value": ("context", "values"),
-    "out_proj.weight": ("output", "mixed"),
-    "out_proj.bias": ("output",),
-    "q_norm.scale": ("query norm",),
-    "k_norm.scale": ("key norm",),
-    "q_norm.shift": ("query norm",),
-    "k_norm.shift": ("key norm",),
+    **dict.fromkeys(("q_norm.scale", "q_norm.shift"), ("query norm",)),
+    **dict.fromkeys(("k_norm.scale", "k_norm.shift"), ("key norm",)),
     "context_norm.scale": ("mixed",),
     "sinks": ("heads",),
     "relative_bias": ("", "heads"),
     **{f"lambda_{letter}{number}": ("head",) for letter in "qk" for number in (1, 2)},
 }
 
-
-LATENT: dict[str, tuple[str, ...]] = {
+LATENT: Table = {
     **PLAIN,
-    "W_query_latent.weight": ("query latent", "input"),
-    "W_query_latent.bias": ("query latent",),
+    **_linear("query latent", "input", "W_query_latent"),
     "query_norm.scale": ("query latent",),
-    "W_latent.weight": ("latent", "input"),
-    "W_latent.bias": ("latent",),
+    **_linear("latent", "input", "W_latent"),
     "latent_norm.scale": ("latent",),
-    "W_key_rope.weight": ("rotary", "input"),
-    "W_key_rope.bias": ("rotary",),
-    "W_key.weight": ("keys", "latent"),
-    "W_value.weight": ("values", "latent"),
-    "indexer.W_index_query.weight": ("index queries", "input"),
-    "indexer.W_index_key.weight": ("index key", "input"),
-    "indexer.key_norm.scale": ("index key",),
-    "indexer.key_norm.shift": ("index key",),
-    "indexer.W_index_weights.weight": ("index heads", "input"),
+    **_linear("rotary", "input", "W_key_rope"),
+    **_weights("keys", "latent", "W_key"),
+    **_weights("values", "latent", "W_value"),
+    **_weights("index queries", "input", "indexer.W_index_query"),
+    **_weights("index key", "input", "indexer.W_index_key"),
+    **dict.fromkeys(("indexer.key_norm.scale", "indexer.key_norm.shift"), ("index key",)),
+    **_weights("index heads", "input", "indexer.W_index_weights"),
 }
-
 
 FROM_QUERY_LATENT = {"W_query.weight", "indexer.W_index_query.weight"}
 """Leaves of latent attention whose input is the latent of queries where there is one."""
 
-
-_DELTA: dict[str, tuple[str, ...]] = {
+_RULE: Table = {
     **PLAIN,
-    "W_gate.weight": ("values", "input"),
-    "W_beta.weight": ("heads", "input"),
-    "W_alpha.weight": ("heads", "input"),
-    "dt_bias": ("heads",),
+    **_weights("heads", "input", "W_beta"),
     "A_log": ("heads",),
     "conv1d.weight": ("convolved", "1", ""),
     "norm.scale": ("value head",),
 }
 
+_DELTA: Table = {
+    **_RULE,
+    **_weights("values", "input", "W_gate"),
+    **_weights("heads", "input", "W_alpha"),
+    "dt_bias": ("heads",),
+}
 
-_CHANNEL_DELTA: dict[str, tuple[str, ...]] = {
-    **PLAIN,
-    "W_beta.weight": ("heads", "input"),
-    "W_decay_down.weight": ("decay latent", "input"),
-    "W_decay_up.weight": ("keys", "decay latent"),
-    "W_gate_down.weight": ("gate latent", "input"),
-    "W_gate_up.weight": ("values", "gate latent"),
+_CHANNEL_DELTA: Table = {
+    **_RULE,
+    **_weights("decay latent", "input", "W_decay_down"),
+    **_weights("keys", "decay latent", "W_decay_up"),
+    **_weights("gate latent", "input", "W_gate_down"),
+    **_weights("values", "gate latent", "W_gate_up"),
     "dt_bias": ("keys",),
-    "A_log": ("heads",),
-    "conv1d.weight": ("convolved", "1", ""),
-    "norm.scale": ("value head",),
 }
 
-
-_STATE_SPACE: dict[str, tuple[str, ...]] = {
-    **{f"{name}.weight": ("values", "input") for name in ("W_gate", "W_value")},
-    **{f"{name}.bias": ("values",) for name in ("W_gate", "W_value")},
-    **{f"{name}.weight": ("keys", "input") for name in ("W_key", "W_query")},
-    **{f"{name}.bias": ("keys",) for name in ("W_key", "W_query")},
-    "W_step.weight": ("heads", "input"),
-    "W_step.bias": ("heads",),
-    "dt_bias": ("heads",),
-    "A_log": ("heads",),
-    "D": ("heads",),
+_STATE_SPACE: Table = {
+    **_linear("values", "input", "W_gate", "W_value"),
+    **_linear("keys", "input", "W_key", "W_query"),
+    **_linear("heads", "input", "W_step"),
+    **dict.fromkeys(("dt_bias", "A_log", "D"), ("heads",)),
     "conv1d.weight": ("channels", "1", ""),
     "conv1d.bias": ("channels",),
     "norm.scale": ("values",),
-    "out_proj.weight": ("output", "values"),
-    "out_proj.bias": ("output",),
+    **_linear("output", "values", "out_proj"),
 }
 
-
-_CONVOLUTION: dict[str, tuple[str, ...]] = {
-    **{f"{name}.weight": ("channels", "input") for name in ("W_query", "W_key", "W_value")},
-    **{f"{name}.bias": ("channels",) for name in ("W_query", "W_key", "W_value")},
+_CONVOLUTION: Table = {
+    **_linear("channels", "input", "W_query", "W_key", "W_value"),
     "conv1d.weight": ("channels", "1", ""),
     "conv1d.bias": ("channels",),
-    "out_proj.weight": ("output", "channels"),
-    "out_proj.bias": ("output",),
+    **_linear("output", "channels", "out_proj"),
 }
 
-
-_SELECTIVE: dict[str, tuple[str, ...]] = {
-    **{f"{name}.weight": ("values", "input") for name in ("W_gate", "W_value")},
-    **{f"{name}.bias": ("values",) for name in ("W_gate", "W_value")},
-    "W_step_down.weight": ("step latent", "values"),
-    **{f"{name}.weight": ("state", "values") for name in ("W_key", "W_query")},
-    **{f"{name}_norm.scale": ("state",) for name in ("k", "q")},
+_SELECTIVE: Table = {
+    **_linear("values", "input", "W_gate", "W_value"),
+    **_weights("step latent", "values", "W_step_down"),
+    **_weights("state", "values", "W_key", "W_query"),
+    **dict.fromkeys(("k_norm.scale", "q_norm.scale"), ("state",)),
     "step_norm.scale": ("step latent",),
-    "W_step_up.weight": ("values", "step latent"),
-    "dt_bias": ("values",),
+    **_weights("values", "step latent", "W_step_up"),
+    **dict.fromkeys(("dt_bias", "D", "conv1d.bias"), ("values",)),
     "A_log": ("values", "state"),
-    "D": ("values",),
     "conv1d.weight": ("values", "1", ""),
-    "conv1d.bias": ("values",),
-    "out_proj.weight": ("output", "values"),
-    "out_proj.bias": ("output",),
+    **_linear("output", "values", "out_proj"),
 }
-
 
 ATTENTION_KINDS = {
     "plain": PLAIN,
@@ -208,47 +189,47 @@ OWN_NORMS = {
 """Kind of attention -> the symbol of its norm's size."""
 
 
-FEED_FORWARD: dict[str, tuple[str, ...]] = {
-    "layers.0.weight": ("hidden", "input"),
-    "layers.0.bias": ("hidden",),
-    "layers.1.alpha_p": ("1",),
-    "layers.1.alpha_n": ("1",),
-    "layers.1.beta": (),
-    "layers.1.eps": (),
-    "layers.2.weight": ("input", "hidden"),
-    "layers.2.bias": ("input",),
-    **{f"fc{number}.weight": ("hidden", "input") for number in (1, 2)},
-    **{f"fc{number}.bias": ("hidden",) for number in (1, 2)},
-    "fc3.weight": ("input", "hidden"),
-    "fc3.bias": ("input",),
+FEED_FORWARD: Table = {
+    **_linear("hidden", "input", "layers.0", "fc1", "fc2"),
+    **_linear("input", "hidden", "layers.2", "fc3"),
+    **dict.fromkeys(("layers.1.alpha_p", "layers.1.alpha_n"), ("1",)),
+    **dict.fromkeys(("layers.1.beta", "layers.1.eps"), ()),
     "hidden_norm.scale": ("hidden",),
-    "router.weight": ("experts", "input"),
-    "router.bias": ("experts",),
-    "router.correction_bias": ("experts",),
-    "router.expert_scale": ("experts",),
-    "shared_gate.weight": ("1", "input"),
-    "shared_gate.bias": ("1",),
+    **_linear("experts", "input", "router"),
+    **dict.fromkeys(("router.correction_bias", "router.expert_scale"), ("experts",)),
+    **_linear("1", "input", "shared_gate"),
 }
 
-
-ENDS: dict[str, tuple[str, ...]] = {
-    "tok_emb.weight": ("vocab", "token width"),
-    "pos_emb.weight": ("positions", "token width"),
-    "type_emb.weight": ("types", "token width"),
-    "emb_linear.weight": ("width", "token width"),
-    "emb_linear.bias": ("width",),
-    "out_head.weight": ("vocab", "logit width"),
-    "out_head.bias": ("vocab",),
+ENDS: Table = {
+    **_weights("vocab", "token width", "tok_emb"),
+    **_weights("positions", "token width", "pos_emb"),
+    **_weights("types", "token width", "type_emb"),
+    **_linear("width", "token width", "emb_linear"),
+    **_linear("vocab", "logit width", "out_head"),
     "logits_bias": ("1", "vocab"),
     "out_bias": ("vocab",),
-    "layer_emb.weight": ("layer vocab", "layer parts"),
-    "layer_linear.weight": ("layer parts", "width"),
+    **_weights("layer vocab", "layer parts", "layer_emb"),
+    **_weights("layer parts", "width", "layer_linear"),
     "layer_norm.scale": ("layer part",),
-    "head_linear.weight": ("logit width", "width"),
-    "head_linear.bias": ("logit width",),
+    **_linear("logit width", "width", "head_linear"),
     "conv1.weight": ("width", "", ""),
-    "conv1.bias": ("width",),
     "conv2.weight": ("width", "width", ""),
-    "conv2.bias": ("width",),
+    **dict.fromkeys(("conv1.bias", "conv2.bias"), ("width",)),
 }
 """Parameters in front of the blocks of a model and after them, except norms."""
+
+OF_BLOCK: Table = {
+    **_weights("layer part", "width", "layer_gate"),
+    **_weights("width", "layer part", "layer_proj"),
+    "scalar": ("1",),
+    **_weights("laurel", "width", "laurel_down"),
+    **_weights("width", "laurel", "laurel_up"),
+    "altup.corrected_scale": ("width",),
+    **_weights("streams", "streams", "altup.correction"),
+    **_weights("coefficients", "streams", "altup.prediction"),
+    **_weights("streams", "width", "altup.stream_router"),
+}
+"""Parameters that are a block's own."""
+
+STREAMS = dict.fromkeys(("stream_in", "stream_out"), ("width", "width"))
+"""Projections into streams and out of them, which are numbered."""

@@ -11,25 +11,36 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..weights.placements import Shape
-from .dimension_tables import ATTENTION_KINDS, ENDS, FEED_FORWARD, FROM_QUERY_LATENT, OWN_NORMS, Symbol
+from .dimension_tables import (
+    ATTENTION_KINDS,
+    ENDS,
+    FEED_FORWARD,
+    FROM_QUERY_LATENT,
+    OF_BLOCK,
+    OWN_NORMS,
+    STREAMS,
+    Symbol,
+)
 
 Axes = tuple[Symbol | int | None, ...]
 """Per axis its symbol, its size if fixed, or None for any size."""
 
 
+_ENDS = {**ENDS, **OF_BLOCK, **STREAMS}
+_STEM = r"(?P<stem>(?:.+\.)?)"
+
+
+def _leaves(names: Iterable[str]) -> str:
+    """Return the pattern of one of the names of tensors below their modules."""
+    return rf"(?P<leaf>{'|'.join(map(re.escape, names))})"
+
+
 _ALL_ATTENTION = sorted({leaf for table in ATTENTION_KINDS.values() for leaf in table} - {"norm.scale"})
-_ATTENTION = re.compile(rf"(?P<stem>(?:.+\.)?)(?P<leaf>{'|'.join(map(re.escape, _ALL_ATTENTION))})")
-_FEED = re.compile(
-    r"(?P<stem>(?:.+\.)?(?:ff|dense)\.)(?P<part>experts\.[0-9]+\.|shared\.|)"
-    rf"(?P<leaf>{'|'.join(map(re.escape, FEED_FORWARD))})"
-)
-_END = re.compile(rf"(?P<stem>(?:.+\.)?)(?P<leaf>{'|'.join(map(re.escape, ENDS))})")
-_LAYER_INPUT = re.compile(
-    r"(?P<root>(?:.+\.)?)trf_blocks\.(?P<number>[0-9]+)\.(?P<leaf>layer_gate\.weight|layer_proj\.weight|scalar"
-    r"|laurel_(?:down|up)\.weight|altup\.(?:corrected_scale|(?:correction|prediction|stream_router)\.weight))"
-)
-"""Parameters that are a block's own."""
-_STREAM = re.compile(r"(?P<root>(?:.+\.)?)stream_(?:in|out)\.[0-9]+\.weight")
+_ATTENTION = re.compile(_STEM + _leaves(_ALL_ATTENTION))
+_FEED = re.compile(rf"(?P<stem>(?:.+\.)?(?:ff|dense)\.)(?P<part>experts\.[0-9]+\.|shared\.|){_leaves(FEED_FORWARD)}")
+_END = re.compile(_STEM + _leaves(ENDS))
+_OF_BLOCK = re.compile(rf"{_STEM}trf_blocks\.[0-9]+\.{_leaves(OF_BLOCK)}")
+_STREAM = re.compile(rf"{_STEM}{_leaves(STREAMS)}\.[0-9]+\.weight")
 _VARIED = (".scalar", ".altup.corrected_scale")
 """Endings of those that blocks of models have whose layers are of several sizes (Gemma 3n and 4)."""
 _NORM = re.compile(r"(?P<stem>(?:.+\.)?)(?P<leaf>scale|shift)")
@@ -77,8 +88,8 @@ class _Symbols:
                 self.feeds[feed["stem"] + feed["part"]].add(feed["leaf"])
             elif name.endswith("tok_emb.weight"):
                 roots.add(name.removesuffix("tok_emb.weight"))
-            elif name.endswith(_VARIED) and (own := _LAYER_INPUT.fullmatch(name)) is not None:
-                self.varied.add(own["root"])
+            elif name.endswith(_VARIED) and (own := _OF_BLOCK.fullmatch(name)) is not None:
+                self.varied.add(own["stem"])
         self.roots = roots | {root + side for root in roots for side in ("encoder.", "decoder.")}
         self.pairs = {
             root.removesuffix("decoder.")
@@ -95,9 +106,7 @@ class _Symbols:
         patterns = (
             (_ATTENTION, self._attention),
             (_FEED, self._feed),
-            (_END, self._end),
-            (_LAYER_INPUT, self._layer_input),
-            (_STREAM, self._stream),
+            *((pattern, self._end) for pattern in (_END, _OF_BLOCK, _STREAM)),
         )
         for pattern, read in patterns:
             hit = pattern.fullmatch(name)
@@ -223,7 +232,7 @@ class _Symbols:
         if not self._is_unified(root):
             return None
         axes: list[Symbol | int | None] = []
-        for symbol in ENDS[leaf]:
+        for symbol in _ENDS[leaf]:
             if symbol in ("width", "token width", "logit width"):
                 axes.append(self._end_width(root, symbol))
             elif symbol in ("", "1"):
@@ -238,29 +247,6 @@ class _Symbols:
         if f"{root}{between.get(symbol, '')}" in self.shapes and symbol != "width":
             return Symbol(root, symbol)
         return self._width(root, root, "width")
-
-    def _layer_input(self, hit: re.Match[str]) -> Axes | None:
-        root = hit["root"]
-        if not self._is_unified(root):
-            return None
-        width, part, rank = Symbol(root, "width"), Symbol(root, "layer part"), Symbol(root, "laurel")
-        streams, coefficients = Symbol(root, "streams"), Symbol(root, "coefficients")
-        axes: dict[str, Axes] = {
-            "layer_gate.weight": (part, width),
-            "layer_proj.weight": (width, part),
-            "scalar": (1,),
-            "laurel_down.weight": (rank, width),
-            "laurel_up.weight": (width, rank),
-            "altup.corrected_scale": (width,),
-            "altup.correction.weight": (streams, streams),
-            "altup.prediction.weight": (coefficients, streams),
-            "altup.stream_router.weight": (streams, width),
-        }
-        return axes[hit["leaf"]]
-
-    def _stream(self, hit: re.Match[str]) -> Axes | None:
-        width = Symbol(hit["root"], "width")
-        return (width, width) if self._is_unified(hit["root"]) else None
 
     def _table_of(self, root: str) -> str:
         """Return the path with a table's vocabulary: an encoder without shared embeddings may have a separate one."""

@@ -48,21 +48,16 @@ def find_misfits(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_
     """
     all_axes = axes_of(shapes, is_whole=is_whole)
     misfits = []
-    sizes: dict[Symbol, dict[int, list[tuple[str, int]]]] = collections.defaultdict(
-        lambda: collections.defaultdict(list)
-    )
     for name, axes in all_axes.items():
         shape = shapes[name]
         if len(shape) != len(axes):
             misfits.append(Misfit((name,), None, f"has {len(shape)} axes, expected {len(axes)}"))
             continue
         for axis, symbol in enumerate(axes):
-            if isinstance(symbol, Symbol):
-                sizes[symbol][shape[axis]].append((name, axis))
-            elif symbol is not None and shape[axis] != symbol:
+            if isinstance(symbol, int) and shape[axis] != symbol:
                 misfits.append(Misfit((name,), axis, f"axis {axis} must be {symbol}"))
     usual: dict[Symbol, int] = {}
-    for symbol, of_size in sizes.items():
+    for symbol, of_size in _sizes(shapes, all_axes).items():
         ranked = _by_votes(of_size, sources)
         usual[symbol] = ranked[0]
         for size in ranked[1:]:
@@ -76,14 +71,7 @@ def find_misfits(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_
 def usual_shapes(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_whole: bool) -> dict[str, Shape]:
     """Return the shapes that our tensors would have if all sizes were the most frequent ones; see `find_misfits`."""
     all_axes = axes_of(shapes, is_whole=is_whole)
-    sizes: dict[Symbol, dict[int, list[tuple[str, int]]]] = collections.defaultdict(
-        lambda: collections.defaultdict(list)
-    )
-    for name, axes in all_axes.items():
-        for axis, (symbol, size) in enumerate(zip(axes, shapes[name], strict=False)):
-            if isinstance(symbol, Symbol):
-                sizes[symbol][size].append((name, axis))
-    usual = {symbol: _by_votes(of_size, sources)[0] for symbol, of_size in sizes.items()}
+    usual = {symbol: _by_votes(of_size, sources)[0] for symbol, of_size in _sizes(shapes, all_axes).items()}
     new_shapes = dict(shapes)
     for name, axes in all_axes.items():
         if len(axes) == len(shapes[name]):
@@ -92,6 +80,18 @@ def usual_shapes(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_
                 for symbol, size in zip(axes, shapes[name], strict=True)
             )
     return new_shapes
+
+
+def _sizes(shapes: Mapping[str, Shape], all_axes: Mapping[str, Axes]) -> dict[Symbol, dict[int, list[tuple[str, int]]]]:
+    """Return symbol -> size -> the axes that have it, of tensors with the right number of axes."""
+    sizes: dict[Symbol, dict[int, list[tuple[str, int]]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
+    for name, axes in all_axes.items():
+        for axis, symbol in enumerate(axes if len(axes) == len(shapes[name]) else ()):
+            if isinstance(symbol, Symbol):
+                sizes[symbol][shapes[name][axis]].append((name, axis))
+    return sizes
 
 
 def _by_votes(of_size: Mapping[int, list[tuple[str, int]]], sources: Mapping[str, str]) -> list[int]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from ..printable import printable, shell_word
+from ..printable import listed, printable, shell_word
 from ..weights import WeightsMismatchError
 from ..weights.placements import LayoutError, Placement, SettingError, Shape
 from ..weights.rows import Row
@@ -285,9 +285,9 @@ def _fitting(names: Mapping[str, Shape | None], model_type: object) -> Layout:
     refused = _LAYOUTS[closest].why_refused(rest)
     if refused:
         raise RefusedTensorError(f"{type_unknown}{refused}")
-    listing = ", ".join(map(printable, rest[:3])) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
     raise LayoutError(
-        f"{type_unknown}the names fit no layout; {closest} comes closest, but does not know {listing}; {_RULES}"
+        f"{type_unknown}the names fit no layout; {closest} comes closest, but does not know "
+        f"{listed(list(map(printable, rest)), 3)}; {_RULES}"
     )
 
 
@@ -337,7 +337,7 @@ def _why_other_type(layout: Layout, model_type: object, names: Collection[str] =
         else f"which may mean other things by them; --from {layout.name} takes them as they are"
     )
     return (
-        f"the names fit {layout.name}, which is for {_first(layout.model_types)}, but config.json says "
+        f"the names fit {layout.name}, which is for {listed(layout.model_types, 8)}, but config.json says "
         f"{printable(model_type)}, {remedy}"
     )
 
@@ -348,12 +348,6 @@ def _why_prefix(layout: Layout, prefix: str) -> str:
     types = {kind.replace("_", "-"): one for one in _LAYOUTS.values() for kind in one.model_types}
     other = types.get(front, layout)
     return "" if not layout.model_types or other is layout else f"{printable(prefix)} is the prefix of {other.name}"
-
-
-def _first(names: Sequence[str], count: int = 8) -> str:
-    """Return some names, and how many more there are."""
-    rest = len(names) - count
-    return ", ".join(names[:count]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def attention_layers(arrays: Mapping[str, object]) -> dict[int, dict[str, Any]]:

@@ -17,20 +17,6 @@ from ..rows.files import row_of, table_of
 Value = bool | int | float | str | None
 Written = bool | int | float | str | list[Any] | dict[str, Any]
 
-_LISTS = (
-    "prefixes",
-    "pattern",
-    "first",
-    "last",
-    "required",
-    "libraries",
-    "further_types",
-    "scalings",
-    "numbered",
-    "unset",
-)
-"""Attributes of a description that are lists of names."""
-
 ALONE = "mlp"
 """Name of the kind of layers that are feed-forward alone."""
 
@@ -201,6 +187,10 @@ class Description:
         return self.pattern[layer % len(self.pattern)]
 
 
+_LISTS = tuple(field.name for field in dataclasses.fields(Description) if field.type == "tuple[str, ...]")
+"""Attributes of a description that are lists of names."""
+
+
 def loads(text: str, path: str) -> Description:
     """Return the family that a TOML file describes.
 
@@ -231,37 +221,21 @@ def dumps(description: Description) -> str:
 
 def _lines(description: Description) -> Iterator[str]:
     yield f"# Written by: attn-bridge derive {description.model_type}"
-    for name in ("model_type", "architecture", "layout"):
-        yield f"{name} = {_toml(getattr(description, name))}"
-    for name in _LISTS:
+    for name in ("model_type", "architecture", "layout", *_LISTS, "prepare", "even_heads"):
         if getattr(description, name):
-            yield f"{name} = {_toml(list(getattr(description, name)))}"
-    if description.prepare:
-        yield f"prepare = {_toml(description.prepare)}"
-    if description.even_heads:
-        yield "even_heads = true"
+            yield f"{name} = {_toml(getattr(description, name))}"
     if description.rows:
         yield "rows = ["
         yield from (f"    {_toml(table_of(row))}," for row in description.rows)
         yield "]"
-    tables: dict[str, Mapping[str, object]] = {
-        "proof": description.proof,
-        "defaults": description.defaults,
-        "renamed": description.renamed,
-        "same": description.same,
-        "unless": description.unless,
-        "keys": description.keys,
-        "written": description.written,
-        "aliases": {key: list(names) for key, names in description.aliases.items()},
-        **{
-            name: {key: [json.dumps(value) for value in values] for key, values in getattr(description, name).items()}
-            for name in _ACCEPTED
-        },
-    }
-    for name, table in tables.items():
+    for name in ("proof", "defaults", "renamed", "same", "unless", "keys", "written", "aliases", *_ACCEPTED):
+        table: Mapping[str, object] = getattr(description, name)
         if table:
             yield f"\n[{name}]"
-            yield from (f"{_key(key)} = {_toml(value)}" for key, value in table.items() if value is not None)
+        for key, value in table.items():
+            if value is not None:
+                accepted = list(map(json.dumps, value)) if name in _ACCEPTED and isinstance(value, tuple) else value
+                yield f"{_key(key)} = {_toml(accepted)}"
     parts = dict.fromkeys(field.partition(".")[0] for field in description.fields)
     for part in parts:
         yield f"\n[fields.{part}]"
@@ -273,12 +247,8 @@ def _lines(description: Description) -> Iterator[str]:
 def _source(source: KeySource) -> Written:
     if isinstance(source.value, tuple):
         return list(source.value)
-    written: dict[str, object] = {"key": source.key} if source.key else {"value": source.value}
-    written |= {"times": source.times} if source.times else {}
-    others = ("widths", "share", "otherwise", "or_one", "less", "plus", "per")
-    written |= {name: getattr(source, name) for name in others if getattr(source, name)}
-    written |= {"per_power": source.per_power} if source.per_power != 1.0 else {}
-    return {**written, "power": source.power} if source.power != 1.0 else written
+    values = ((field, getattr(source, field.name)) for field in dataclasses.fields(source))
+    return {field.name: value for field, value in values if value != field.default}
 
 
 def _key(key: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from ...masks import causal
@@ -131,21 +131,6 @@ class FamilyWriter:
                 if other in ("vocab_size", "hidden_size")
             },
         }
-        if "layers.switch" in self.description.fields:
-            written[self.description.fields["layers.switch"].key] = (
-                write_windows(config).get("sliding_window") is not None
-            )
-        for part, values in (("qk_norm", qk_norm), ("temperature", temperature)):
-            if f"{part}.switch" in self.description.fields:
-                written[self.description.fields[f"{part}.switch"].key] = values is not None
-        if "attention.scaled" in self.description.fields:
-            scales = [getattr(one.attention, "scale", None) for one in config.blocks]
-            written[self.description.fields["attention.scaled"].key] = width == 1 or scales[0] != 1.0
-            written[self.description.fields["attention.scaled_by_layer"].key] = len(set(scales)) > 1
-        if "attention.key_scale" in self.description.fields:
-            written[self.description.fields["attention.key_scale"].key] = _key_scale(attention, width)
-        if "model.scale_switch" in self.description.fields:
-            written[self.description.fields["model.scale_switch"].key] = config.embedding_scale != 1.0
         for field, key in (("head_dim", "head_dim"), ("num_kv_heads", "num_key_value_heads")):
             if f"attention.{field}" not in self.description.fields and latent.LATENT_DIM not in self.description.fields:
                 written.pop(key, None)
@@ -171,20 +156,24 @@ class FamilyWriter:
             written |= self._write_widths(attention)
         if "layers.shared" in self.description.fields:
             written |= self._write_by_layer(config)
-        if "feed_forward.is_adjusted" in self.description.fields:
-            written[self.description.fields["feed_forward.is_adjusted"].key] = False
-        if DENSE_INTERVAL in self.description.fields:
-            written[self.description.fields[DENSE_INTERVAL].key] = self._write_dense_interval(config)
+        scales, fields = [getattr(one.attention, "scale", None) for one in config.blocks], self.description.fields
+        computed: dict[str, Callable[[], object]] = {
+            "layers.switch": lambda: write_windows(config).get("sliding_window") is not None,
+            "qk_norm.switch": lambda: qk_norm is not None,
+            "temperature.switch": lambda: temperature is not None,
+            "attention.scaled": lambda: width == 1 or scales[0] != 1.0,
+            "attention.scaled_by_layer": lambda: len(set(scales)) > 1,
+            "attention.key_scale": lambda: _key_scale(attention, width),
+            "model.scale_switch": lambda: config.embedding_scale != 1.0,
+            "feed_forward.is_adjusted": lambda: False,
+            DENSE_INTERVAL: lambda: self._write_dense_interval(config),
+            "sparse.count": lambda: getattr(parts.get("experts"), "num_experts", fields["sparse.above"].value),
+            "position.method": lambda: None if position is None else fields["position.only"].value,
+        }
+        written |= {fields[field].key: value() for field, value in computed.items() if field in fields}
         if "block.mixer_stream" in self.description.fields:
             written |= self._write_streams(config)
         written |= dict.fromkeys(self.description.numbered, 0)
-        if "sparse.count" in self.description.fields:
-            fewest = self.description.fields["sparse.above"].value
-            count = getattr(parts.get("experts"), "num_experts", fewest)
-            written[self.description.fields["sparse.count"].key] = count
-        if "position.method" in self.description.fields:
-            only = self.description.fields["position.only"].value
-            written[self.description.fields["position.method"].key] = None if position is None else only
         lacks_positions = "position.may_lack" in self.description.fields and attention is not None and position is None
         if lacks_positions and POSITIONS not in written:
             written["rope_theta"] = None

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...printable import printable
+from ...printable import listed, printable
 from ...specs.decoder_model import DecoderConfig
 from ...specs.encoder_decoder_model import EncoderDecoderConfig
 from ..derived import known
@@ -213,8 +213,7 @@ def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout, s
             return written
         kinds = _by_kind(lacking)
         if len(kinds) < fewest:
-            more = f" and {len(kinds) - SHOWN} more" if len(kinds) > SHOWN else ""
-            closest, fewest = f"{name} has another {', '.join(kinds[:SHOWN])}{more}", len(kinds)
+            closest, fewest = f"{name} has another {listed(kinds, SHOWN)}", len(kinds)
     if source:
         raise FamilyError(_why_another(config, layout, source, {name: write for name, _, write in candidates}, names))
     kind = "decoder" if isinstance(config, DecoderConfig) else "encoder and decoder"
