@@ -214,14 +214,21 @@ class Branches:
     def untaken(self, label: str, *, conditions: bool) -> Iterator[str]:
         """Yield the choices of which no run took one branch, in words.
 
+        A choice by a comparison of the same line and outcome is told by the comparison alone.
+
         Args:
             label: of the side.
             conditions: whether choices by a condition count, which may follow from a mask that hides nothing.
         """
+        told = {(where, *results) for (_, where), (results, _) in self._compared.items() if len(results) == 1}
         alone = [
             f"{label}'s {choice}: {yes if True in outcomes else no}"
             for (choice, yes, no), outcomes in self._taken.items()
-            if len(outcomes) == 1 and (conditions or not yes.startswith(CONDITION))
+            if len(outcomes) == 1
+            and not (
+                yes.startswith(CONDITION)
+                and (not conditions or any(choice.endswith(f"({where})") and one in outcomes for where, one in told))
+            )
         ]
         # A loop may compare with another number in each turn.
         compared = [
