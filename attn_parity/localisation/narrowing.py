@@ -103,6 +103,7 @@ class Narrowing:
         ends = [(_end(before, path, within), _end(after, path, within)) for before, after in pairs]
         candidates = [Candidate(within, second, one) for one in dict.fromkeys(ends)]
         candidates = self._with_unjudged(node, candidates, earlier, limit)
+        candidates += _sharing(node, calls, steps, candidates)
         return Narrowed(tuple(candidates), steps, chain)
 
     def losing(self, node: Node, least: float) -> Narrowed:
@@ -162,7 +163,7 @@ class Narrowing:
             sources = self._sources(node, calls, steps, target)
             if sources is None or not sources.agrees_plainly(position):
                 continue
-            child = next(one for one in _judgeable(node) if one.path == step.path)
+            child = next(one for one in judgeable(node) if one.path == step.path)
             arguments = [step.calls[side].arguments for side in SIDES]
             if not whole_numbers(*arguments) and not is_turned(match_inputs(step.calls)):
                 return Narrowed((Candidate(child.paths["first"], child.paths["second"]),), steps, chain)
@@ -207,7 +208,7 @@ class Narrowing:
     ) -> Sources | None:
         if self._runner is None:
             return None
-        arguments = {side: arguments for side, (arguments, _) in _same_call(calls).items()}
+        arguments = {side: arguments for side, (arguments, _) in same_call(calls).items()}
         same = {side: dataclasses.replace(calls[side], arguments=arguments[side]) for side in SIDES}
         size = self._size(node, steps)
         return Sources(self._runner, node.paths, same, steps, target, self._limit_of(node, "forward"), size)
@@ -249,7 +250,13 @@ class Narrowing:
         return [*likeliest, *candidates, *others]
 
     def steps(
-        self, node: Node, calls: dict[Side, Call], direction: Direction, *, loose: bool = False
+        self,
+        node: Node,
+        calls: dict[Side, Call],
+        direction: Direction,
+        *,
+        loose: bool = False,
+        parts: Sequence[Node] | None = None,
     ) -> list[PairedCall]:
         """Return the calls of submodules inside one call of a module that is fed the same on both sides.
 
@@ -258,8 +265,10 @@ class Narrowing:
             calls: the call, by side.
             direction: in which gradients have to be the same as well.
             loose: see `steps_of`.
+            parts: the submodules; None for the nearest that could be judged.
         """
-        children = [child for child in _judgeable(node) if child.path and child.second_path]
+        nearest_parts = judgeable(node) if parts is None else parts
+        children = [child for child in nearest_parts if child.path and child.second_path and child.standing != "front"]
         inside = self._inside(node, calls, direction, self._limit_of(node, direction)) if children else None
         if inside is None:
             return []
@@ -302,7 +311,7 @@ class Narrowing:
         self, node: Node, calls: dict[Side, Call], step: PairedCall | None
     ) -> dict[Side, list[Array | None]]:
         """Return the gradients with respect to the inputs of a module or of a step in it, with first axes."""
-        child = node if step is None else next(one for one in _judgeable(node) if one.path == step.path)
+        child = node if step is None else next(one for one in judgeable(node) if one.path == step.path)
         pair_of_calls = calls if step is None else step.calls
         groups = match_inputs(pair_of_calls)
         outputs = match_outputs(pair_of_calls)
@@ -326,7 +335,7 @@ class Narrowing:
             return None
         calls_of_sides: dict[Side, list[Call]] = {}
         try:
-            for side, (arguments, cotangents) in _same_call(calls).items():
+            for side, (arguments, cotangents) in same_call(calls).items():
                 calls_of_sides[side] = self._runner.record(side, node.paths[side], arguments, cotangents)
         except FAILURES:
             return None
@@ -341,18 +350,37 @@ def _is_judged(node: Node) -> bool:
     return node.forward is not None or node.backward is not None
 
 
-def _judgeable(node: Node) -> Iterator[Node]:
+def judgeable(node: Node) -> Iterator[Node]:
     """Yield the nearest judged submodules, descending into those that could not run on both sides."""
     for child in nearest(node):
         inner = [] if _is_judged(child) else [one for one in nearest(child) if one.path and one.second_path]
         if inner:
-            yield from _judgeable(child)
+            yield from judgeable(child)
         else:
             yield child
 
 
 def _unjudged(node: Node) -> list[Node]:
     return [child for child in nearest(node) if child.path and child.second_path and not _is_judged(child)]
+
+
+def _sharing(
+    node: Node, calls: dict[Side, Call], steps: Sequence[PairedCall], candidates: Sequence[Candidate]
+) -> Iterator[Candidate]:
+    """Yield the submodules that do a part of what the first place does, which is next to what is inside them.
+
+    What is behind one without parts comes after it: nothing in it tells what differs in front of it from that.
+    """
+    ends = candidates[0].between if candidates else None
+    for child in _unjudged(node) if ends is not None else ():
+        if not child.standing.startswith("shared") or sum(f"{end}.".startswith(f"{child.path}.") for end in ends) != 1:
+            continue
+        yield Candidate(child.paths["first"], child.paths["second"])
+        step = next((one for one in steps if one.path == child.path), None)
+        if child.standing == "shared in front" and step is not None:
+            following = next_of(step, steps, calls)
+            after = following.path if following is not None else candidates[0].path
+            yield Candidate(candidates[0].path, candidates[0].second_path, (child.paths["first"], after))
 
 
 def _end(name: str, path: str, within: str) -> str:
@@ -365,7 +393,7 @@ def _overlap(calls: Mapping[Side, Call], limit: float) -> Overlap | None:
     return overlap(first[0], second[0], limit) if len(first) == len(second) == 1 else None
 
 
-def _same_call(calls: dict[Side, Call]) -> dict[Side, tuple[Arguments, list[Array | None]]]:
+def same_call(calls: dict[Side, Call]) -> dict[Side, tuple[Arguments, list[Array | None]]]:
     """Return one call as both sides take it, fed with the first side's numbers."""
     groups = match_inputs(calls)
     arguments = fed(calls, groups, "first")

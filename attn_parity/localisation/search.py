@@ -20,13 +20,14 @@ from ..results.findings import Candidate, Divergence, ModuleNode, Side, shown
 from ..samples.sampling import Sample
 from ..sides.subject import Call
 from ..verdict.measures import TABLE_LIMIT
-from .between import Direction, PairedCall, next_of
+from .between import Direction, PairedCall
+from .boundaries import Boundaries
 from .changed_operations import ChangedOperations, Trial
 from .feeding import calling_of, feeding_of, reshaped_before
 from .forcing import CallTrial, Paths, compare_freely, evidence_between, evidence_of, force
 from .narrowing import SMALL_PART, Narrowed, Narrowing
 from .sides import FAILURES, FreshRuns, Sides, SubmoduleRunner, calls_of, recorded_again, sides_of
-from .tree import Node, build, nearest, walk
+from .tree import Node, Standing, build, nearest, walk
 from .weighing import explained, rounding, weigh
 
 LIMIT = 1e-11
@@ -139,6 +140,7 @@ class _Search:
         self.others = alternatives(sides.pairing.matches, first, second)
         self.root = build(self.pairs, {"first": first, "second": second}, calls, sides.labels)
         self.narrowing = Narrowing(sides, calls, runner, self._limit_of)
+        self.boundaries = Boundaries(runner, self.narrowing, self._limit_of)
 
     def found(self, directions: Sequence[Direction]) -> Localisation:
         """Try every pair (for precision: along the way down), and follow the first that is at fault to the bottom."""
@@ -341,23 +343,44 @@ class _Search:
 
     def _worst_child(self, node: Node, direction: Direction) -> Node | None:
         """Return the first of the submodules at fault in the direction of the fault; None if all of them agree."""
-        inner = list(self._judged(node))
-        bad = [child for child in inner if self._guilty(child, direction)]
+        bad = [child for child in list(self._judged(node)) if self._guilty(child, direction)]
         if direction == "backward":
-            # A submodule whose outputs differ hands on other numbers, and its gradients differ for that alone: those
-            # with equal outputs are likelier the cause.
-            bad = [child for child in bad if not self._guilty(child, "forward")] or bad
+            # The gradients of one whose outputs differ do so for that alone: those with equal outputs are likelier.
+            likelier = [child for child in bad if not self._guilty(child, "forward")]
+            if bad and not likelier and self.aim == "meaning" and not self._guilty(node, "forward"):
+                for child in bad:
+                    child.standing = "front"  # what is around it makes up for it, as the module's outputs agree
+                return self._worst_child(node, direction)
+            bad = likelier or bad
         if self.aim == "precision":  # a neighbour may be a little beyond by chance, or by what it is fed
             shares = [child.error(direction) or 0.0 for child in bad]
             least = SMALL_PART * max(shares, default=0.0)
             bad = [child for child, used in zip(bad, shares, strict=True) if used >= least]
         if bad and direction == "forward" and self.aim == "meaning":
-            bad = self._unhealed(node, bad)
-            # What one side computes in a submodule the other may compute behind it: no difference by itself.
-            whole = [child for child in bad if not self.narrowing.ends_in_more(node, child)]
-            bad = whole if whole or self.narrowing.narrowed(node, direction).candidates else bad
+            return self._worst_unit(node, self.boundaries.unhealed(node, bad))
         # The first in the direction of the pass: gradients arrive from the last call.
         return (min if direction == "forward" else max)(bad, key=lambda child: child.order) if bad else None
+
+    def _worst_unit(self, node: Node, bad: Sequence[Node]) -> Node | None:
+        """Return the first of some differing submodules that is no mere part of what other code does as well."""
+        for child in sorted(bad, key=lambda child: child.order):
+            standing = child.standing or self.boundaries.standing(node, child)
+            if standing.startswith("shared") and not child.standing and self._is_at_fault_inside(child, standing):
+                standing = "own"
+            child.standing = standing
+            if standing == "own":
+                return child
+            if child.is_no_unit:  # those inside it are submodules of the code around it
+                return self._worst_child(node, "forward")
+        return None
+
+    def _is_at_fault_inside(self, child: Node, standing: Standing) -> bool:
+        """Return whether a submodule differs elsewhere than in the code next to its own inputs, or to its outputs."""
+        if self._worst_child(child, "forward") is not None:
+            return True
+        places = self.narrowing.narrowed(child, "forward").candidates
+        end = ("shared in front", "shared behind").index(standing)
+        return bool(places) and not any(place.between and place.between[end] == child.path for place in places)
 
     def _judged(self, node: Node) -> Iterator[Node]:
         """Yield the nearest judged submodules, descending into those that could not be judged."""
@@ -368,26 +391,6 @@ class _Search:
                 yield from self._judged(child)
             else:
                 yield child
-
-    def _unhealed(self, node: Node, bad: Sequence[Node]) -> list[Node]:
-        """Leave out submodules that the code around makes up for: what gets their outputs next agrees again."""
-        if not node.calls:
-            return list(bad)
-        steps = self.narrowing.steps(node, node.calls[0], "forward", loose=True)
-        limit = self._limit_of(node, "forward")
-        healed: dict[str, bool] = {}
-        for step in steps:
-            if not step.differs("outputs", limit):  # the other calls of one that is called more than once say more
-                continue
-            following = next_of(step, steps, node.calls[0])
-            made_up_for = (
-                following is not None
-                # `is False`: None, where nothing can be compared, must not excuse it.
-                and following.differs("inputs", limit) is False
-                and (len(bad) > 1 or step.hands_on_to(following, limit))
-            )
-            healed[step.path] = healed.get(step.path, True) and made_up_for
-        return [child for child in bad if not healed.get(child.path or "", False)]
 
     # ---- telling
 

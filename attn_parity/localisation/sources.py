@@ -229,10 +229,10 @@ class Sources:
         call, groups = self._steps[position].calls[side], self._held[position]
         outputs: list[Array | None] = [leaf if is_float(leaf) else None for leaf in call.outputs]
         if groups is None:  # what it returns has no counterpart: each side keeps its own
-            return [_moved(leaf, position) if is_moved and leaf is not None else leaf for leaf in outputs]
+            return [moved_by(leaf, position) if is_moved and leaf is not None else leaf for leaf in outputs]
         for group in groups:
             value = group.value("first", self._steps[position].calls["first"].outputs)
-            value = _moved(value, position) if is_moved else value
+            value = moved_by(value, position) if is_moved else value
             value = value if is_plain else group.given(side, value)
             for i in group.places(side):
                 outputs[i] = value
@@ -244,7 +244,7 @@ class Sources:
             return arguments[side]
         leaves = list(arguments[side].leaves)
         for group in match_inputs(self._whole):
-            value = _moved(group.value("first", arguments["first"].leaves), INPUTS)
+            value = moved_by(group.value("first", arguments["first"].leaves), INPUTS)
             for i in group.places(side):
                 leaves[i] = group.given(side, value)
         # Other whole numbers of the same kind: each row's own, one further.
@@ -296,7 +296,7 @@ def overlap(first: Array, second: Array, limit: float) -> Overlap | None:
     return None
 
 
-def _moved(array: Array, seed: int) -> Array:
+def moved_by(array: Array, seed: int) -> Array:
     """Return other numbers of the same size, the same ones for one seed."""
     random = np.random.default_rng([29, seed + 1]).normal(size=array.shape)
     scale = float(np.sqrt(np.mean(np.square(array.astype(np.float64))))) if array.size else 0.0

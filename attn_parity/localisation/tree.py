@@ -18,6 +18,14 @@ MAX_CALLS = 3
 # Order of a submodule that no call reached: behind all calls, of which a model has far fewer.
 NEVER = 10**6
 
+Standing = Literal["", "own", "behind", "front", "shared behind", "shared in front"]
+"""What the difference of a pair comes to, fed the same; "" if that was not asked.
+
+``own``: a fault, as far as its surroundings tell. ``behind`` and ``front``: other code makes up for it, behind the
+counterpart alone or in front of it as well. ``shared behind`` and ``shared in front``: it does what the code there does
+around its counterpart, and one of the two differs.
+"""
+
 
 @dataclasses.dataclass
 class Node:
@@ -31,6 +39,7 @@ class Node:
     message: str = ""
     refed: bool = False
     first: bool = False
+    standing: Standing = ""
     rounding: float | None = None
     tables: dict[str, float] | None = None
     calls: list[dict[Side, Call]] = dataclasses.field(default_factory=list)
@@ -44,13 +53,18 @@ class Node:
 
     @property
     def forward(self) -> float | None:
-        """The largest difference of the outputs, fed the same."""
-        return _largest(trial.forward for trial in self.trials)
+        """The largest difference of the outputs, fed the same; None for a part of what other code does as well."""
+        return None if self.is_no_unit else _largest(trial.forward for trial in self.trials)
 
     @property
     def backward(self) -> float | None:
-        """The largest difference of the gradients, fed the same."""
-        return _largest(trial.backward for trial in self.trials)
+        """The largest difference of the gradients, fed the same; None where `forward` is for that reason."""
+        return None if self.is_no_unit else _largest(trial.backward for trial in self.trials)
+
+    @property
+    def is_no_unit(self) -> bool:
+        """Whether it can be compared only together with the code around it."""
+        return self.standing not in ("", "own", "behind")
 
     @property
     def exchanged(self) -> bool:
