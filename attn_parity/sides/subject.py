@@ -19,6 +19,7 @@ import numpy as np
 from attn_bridge import backends
 from attn_bridge.backends import Framework
 
+from ..stack import raised_at
 from .dropout_masks import Draw
 from .shards import Shares
 from .tables import Branches, Tables
@@ -26,6 +27,10 @@ from .trees import flatten, replace
 
 Array = np.ndarray
 Arrays = dict[str, Array]
+
+
+MAX_TEXT = 300
+"""Most characters of an exception in a message."""
 
 
 class CannotPromoteError(Exception):
@@ -72,6 +77,16 @@ def weights_first(error: BaseException, what: str) -> str:
     if not is_taken or " function " not in f"{what} ":
         return ""
     return "; it is called with its weights in front of the inputs: give lambda weights, *inputs: FUNCTION(*inputs)"
+
+
+def failure_of(error: Exception, dtype: str | None, what: str, details: str = "") -> Exception:
+    """Return the error to raise for an exception of a side's code: one line with its text, its location and details."""
+    text = " ".join(str(error).split()) or "no message"
+    text = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
+    details = "; ".join(filter(None, (raised_at(error), details)))
+    message = f"{what} raised {type(error).__name__}: {text}{f' ({details})' if details else ''}"
+    message += weights_first(error, what)
+    return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
 
 
 def _shapes(named: Mapping[str, object]) -> str:

@@ -32,11 +32,10 @@ from ...sides.subject import (
     Run,
     SideWeight,
     Submodule,
+    failure_of,
     is_array,
-    weights_first,
 )
 from ...sides.trees import flatten, plain_values
-from ...stack import raised_at
 from .drawing import _draws_more
 from .probed import TAPES, ProbedSide
 from .probes.numpy_interpreter import evaluate
@@ -71,9 +70,6 @@ from .sides.nnx_module import NNXModule
 
 MODES = ("eager", "jit", "quick", "untraced", "jitter", "tables", "logsumexp", "flash", "literals")
 """Ways to run; `JaxSubject.run` documents each."""
-
-MAX_TEXT = 300
-"""Characters of a framework's message that are shown."""
 
 
 def subject_of(value: object, device: str | None = None, *, train: bool = False) -> JaxSubject:
@@ -324,7 +320,7 @@ class JaxSubject(ProbedSide):
         except (CannotPromoteError, ModuleFailedError):
             raise
         except Exception as error:  # whatever the side raises is told as its own
-            raise _failure(error, dtype, self._adapter.label, self._details(error, arguments)) from error
+            raise failure_of(error, dtype, self._adapter.label, self._details(error, arguments)) from error
 
     def _details(self, error: Exception, arguments: Arguments) -> str:
         """Return details to add to JAX's message: a fault in the weights, the failing submodule, or the arguments."""
@@ -437,15 +433,6 @@ class JaxSubject(ProbedSide):
         if path not in self._parts:
             self._parts[path] = self._adapter.part(path)
         return self._parts[path]
-
-
-def _failure(error: Exception, dtype: str | None, what: str, details: str = "") -> Exception:
-    text = " ".join(str(error).split()) or "no message"
-    message = f"{what} raised {type(error).__name__}: {text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + ' ...'}"
-    details = "; ".join(filter(None, (raised_at(error), details)))
-    message += f" ({details})" if details else ""
-    message += weights_first(error, what)
-    return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
 
 
 def _cast_of(array: Array, dtype: str | None) -> np.dtype[np.generic]:

@@ -21,14 +21,14 @@ from jax import Array
 from jax_attn.backend import to_numpy
 
 from ...sides.dropout_masks import Draw, MaskPlan, Masks
-from ...sides.subject import Arguments, Arrays, ModuleFailedError
+from ...sides.subject import Arguments, Arrays, ModuleFailedError, failure_of
 from ...training.stepping import Hyperparameters, State, Step
 from .drawing import _draws_more, _prepare, drawing
 from .running.execution import cast, outputs_of, trace
 from .running.promotion import promoted
 from .sides.adapter import dotted, is_jax_float
 from .sides.nnx_module import NNXPart
-from .subject import _failure, _layout, _static
+from .subject import _layout, _static
 
 Program: TypeAlias = Callable[[tuple[object, ...]], tuple[np.ndarray, Arrays, Arrays]]
 """Weights, leaves, targets and masks of a step -> its loss, gradients and changed statistics."""
@@ -128,7 +128,7 @@ class Trainer:
         except ModuleFailedError:
             raise
         except Exception as error:  # whatever a step raises is told as its own
-            raise _failure(error, self.precision, f"Flax module {self._name}") from error
+            raise failure_of(error, self.precision, f"Flax module {self._name}") from error
         return Step(to_numpy(loss), _arrays(gradients), _arrays(statistics), foreign)
 
     def update(

@@ -35,11 +35,10 @@ from ....sides.subject import (
     ModuleFailedError,
     Run,
     culprit,
-    weights_first,
+    failure_of,
 )
 from ....sides.tables import STILL, Branches
 from ....sides.trees import plain_values
-from ....stack import raised_at
 from ..probes.flash import Flash, LogSumExp
 from ..probes.literals import DispatchLiterals
 from ..probes.rounding import Rounding
@@ -329,19 +328,15 @@ def failure(
     inputs: Sequence[str] = (),
 ) -> Exception:
     """Return the error to raise for an exception of the user's code: one line with its text, location and arguments."""
-    text = " ".join(str(error).split()) or "no message"
-    message = f"{what} raised {type(error).__name__}: {text if len(text) <= 300 else text[:300] + ' ...'}"
     details = ""
     if isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)) and not _is_raised_by_user(error):
         paths = {id(child): path for path, child in (modules or {}).items()}
         details = culprit(error, lambda module: paths.get(id(module)), lambda module: module._parameters)
         if not details and inputs:
             details = f"called with {', '.join(inputs)}"
-    details = "; ".join(filter(None, (raised_at(error), details)))
-    message += f" ({details})" if details else ""
-    message += weights_first(error, what)
-    message += f"; {CONSTANT}" if "is not differentiable with respect to argument" in text else ""
-    return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
+    failed = failure_of(error, dtype, what, details)
+    is_constant = "is not differentiable with respect to argument" in str(error)
+    return type(failed)(f"{failed}; {CONSTANT}") if is_constant else failed
 
 
 def _is_raised_by_user(error: Exception) -> bool:
