@@ -18,8 +18,8 @@ from jax_attn.backend import to_numpy
 
 from ...sides.dropout_masks import Masks
 from ...sides.subject import WHOLE, Arguments, Array, Call, GradientSample, OutputSample, Returned, Run, Substitute
-from .probes.changes.gradients import StoppedPrograms
-from .probes.changes.search import ChangedPrograms
+from .changes.gradients import StoppedPrograms
+from .changes.search import ChangedPrograms
 from .probes.numpy_interpreter import evaluate
 from .probes.uses import first_uses
 from .recording import Tape, recording

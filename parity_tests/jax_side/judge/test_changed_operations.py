@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_parity.frameworks.jax.probes.changes import search
-from attn_parity.frameworks.jax.probes.changes.search import ChangedPrograms
+from attn_parity.frameworks.jax.changes import search
+from attn_parity.frameworks.jax.changes.search import ChangedPrograms
 
 RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(2, 3, 4))

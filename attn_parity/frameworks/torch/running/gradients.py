@@ -1,6 +1,6 @@
 """Gradients that code stops, or lets through: the change of one call of torch with which the backward pass agrees.
 
-The twin is `frameworks.jax.probes.changes.gradients`.
+The twin is `frameworks.jax.changes.gradients`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .....hints.changes import (
+from ....hints.changes import (
     MOST_FITTING,
     MOST_TIMES,
     MOST_VALUES,
@@ -26,9 +26,9 @@ from .....hints.changes import (
     limit_of,
     solutions,
 )
-from .....sides.arrays import LargeWeight
-from .....sides.subject import Array, CannotPromoteError
-from ..numpy_interpreter import Interpreter
+from ....sides.arrays import LargeWeight
+from ....sides.subject import Array, CannotPromoteError
+from ..probes.numpy_interpreter import Interpreter
 from .kinds import changes_of
 from .program import Atom, Jaxpr, Program, ProgramChange, Read, Results, Value, literals
 

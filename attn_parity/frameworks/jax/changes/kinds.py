@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .....hints.changes import BINARY, COMPARISONS
+from ....hints.changes import BINARY, COMPARISONS
 from .arrangement import of_concatenation, of_padding, of_parts, of_reversal, of_sort, of_transpose
 from .elementwise import (
     UNARY,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from jax.extend import core
 
-from .....hints.changes import in_run
-from .....stack import CallSite, StackLine, call_site, located, user_line
-from ..numpy_interpreter import Interpreter, inline, lines_of
+from ....hints.changes import in_run
+from ....stack import CallSite, StackLine, call_site, located, user_line
+from ..probes.numpy_interpreter import Interpreter, inline, lines_of
 
 _COUNTING = ("_mean", "_var", "_std", "_average")
 """Functions of `jax.numpy` that divide by a count."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .....hints.changes import MOST_ORDERS, MOST_PARTS, axis_orders, orders, shifts
+from ....hints.changes import MOST_ORDERS, MOST_PARTS, axis_orders, orders, shifts
 from .program import Operation, Program, ProgramChange, Read, Results, Value, sampled
 
 

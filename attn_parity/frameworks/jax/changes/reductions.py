@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from .....hints.changes import reductions, scaled_transforms
-from .....sides.subject import Array
+from ....hints.changes import reductions, scaled_transforms
+from ....sides.subject import Array
 from .program import Function, Operation, Program, ProgramChange, Value
 
 DILATIONS = (1, 2, 3, 4)

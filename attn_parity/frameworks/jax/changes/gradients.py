@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .....hints.changes import MOST_FITTING, PER_OPERATION, TRACED, Budget, stopped
-from .....sides.subject import Array, GradientSample, Run
-from ..numpy_interpreter import Interpreter, bind, evaluate
+from ....hints.changes import MOST_FITTING, PER_OPERATION, TRACED, Budget, stopped
+from ....sides.subject import Array, GradientSample, Run
+from ..probes.numpy_interpreter import Interpreter, bind, evaluate
 from .program import Atom, Jaxpr, Program
 
 Item = TypeVar("Item")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jax.extend import core
 
-from .....hints.changes import (
+from ....hints.changes import (
     COMPARISONS,
     EXCHANGED,
     ROUNDINGS,
@@ -19,8 +19,8 @@ from .....hints.changes import (
     logsumexps,
     softmaxes,
 )
-from .....hints.layers import ACTIVATIONS
-from .....sides.subject import Array
+from ....hints.layers import ACTIVATIONS
+from ....sides.subject import Array
 from .program import Atom, Operation, Program, ProgramChange, Read, Results, Value, Ways, literals, sampled
 
 UNARY = (
