@@ -19,7 +19,6 @@ import numpy as np
 from attn_bridge import backends
 from attn_bridge.backends import Framework
 
-from ..stack import raised_at
 from .dropout_masks import Draw
 from .shards import Shares
 from .tables import Branches, Tables
@@ -81,6 +80,8 @@ def weights_first(error: BaseException, what: str) -> str:
 
 def failure_of(error: Exception, dtype: str | None, what: str, details: str = "") -> Exception:
     """Return the error to raise for an exception of a side's code: one line with its text, its location and details."""
+    from ..stack import raised_at
+
     text = " ".join(str(error).split()) or "no message"
     text = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
     details = "; ".join(filter(None, (raised_at(error), details)))
