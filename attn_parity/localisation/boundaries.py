@@ -67,11 +67,17 @@ class Boundaries:
 
     def standing(self, node: Node, child: Node) -> Standing:
         """Return what the difference of a submodule comes to, in a module that differs as well."""
+        standing = self._among_others(node, child) if self._runner is not None else "shared behind"
+        if standing != "shared behind" or (self._runner is not None and not self._narrowing.ends_in_a_part(child)):
+            return standing
+        # Its counterpart may return what a part of it does, and then nothing but what is behind that part is left.
+        is_right = self._narrowing.ends_in_a_part(child) and any(self._narrowing.behind_a_part(node, child))
+        return "behind" if is_right else "own"
+
+    def _among_others(self, node: Node, child: Node) -> Standing:
         limit = self._limit_of(node, "forward")
-        if self._runner is None:
-            return "shared behind" if self._narrowing.ends_in_more(node, child) else "own"
         for calls, trial in zip(node.calls, node.trials, strict=False):
-            if node.refed or trial.forward is None or trial.forward <= limit:
+            if self._runner is None or node.refed or trial.forward is None or trial.forward <= limit:
                 continue
             parts = list(self._parts(node, child))
             steps = self._narrowing.steps(node, calls, "forward", parts=parts)

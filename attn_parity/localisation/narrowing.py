@@ -276,15 +276,16 @@ class Narrowing:
         exchanged = {child.path for child in children if child.path and child.exchanged}
         return steps_of(pairs, inside, exchanged, loose=loose)
 
-    def ends_in_more(self, parent: Node, node: Node) -> bool:
-        """Return whether a submodule ends in another, as an activation, that its counterpart leaves to other code."""
-        ends = []
+    def ends_in_a_part(self, node: Node) -> bool:
+        """Return whether a submodule returns what one inside it does, as an activation, or is without parts."""
+        ends, parts = [], 0
         for side, call in node.calls[0].items() if node.calls else ():
             inner = calls_inside(self._calls[side], node.paths[side], call)
             below = [part for part in inner if part.path.startswith(f"{node.paths[side]}.")]
+            parts += len(below)
             last = max(below, key=lambda part: part.order, default=call)
             ends.append(all(is_among(output, last.outputs) for output in call.outputs))
-        return all(ends) and any(self.behind_a_part(parent, node))
+        return all(ends) and parts > 0
 
     def behind_a_part(self, parent: Node, node: Node) -> Iterator[Candidate]:
         """Yield the code behind a submodule, if its counterpart returns what only a part of it computes.
@@ -371,8 +372,8 @@ def _sharing(
 
     What is behind one without parts comes after it: nothing in it tells what differs in front of it from that.
     """
-    ends = candidates[0].between if candidates else None
-    for child in _unjudged(node) if ends is not None else ():
+    ends = (candidates[0].between if candidates else None) or ()
+    for child in _unjudged(node):
         if not child.standing.startswith("shared") or sum(f"{end}.".startswith(f"{child.path}.") for end in ends) != 1:
             continue
         yield Candidate(child.paths["first"], child.paths["second"])
