@@ -23,11 +23,10 @@ from attn_parity.frameworks.torch.derivation import (
     proof,
     repair,
     search,
-    subject,
     survey,
 )
 from attn_parity.frameworks.torch.derivation.key_changes import STRETCHED
-from attn_parity.frameworks.torch.derivation.parts import rows, structure
+from attn_parity.frameworks.torch.model_classes import model_class, rows, structure
 from attn_parity.frameworks.torch.running.promotion import promoted
 
 from ...support.calls.cover import some
@@ -39,7 +38,7 @@ BY_NAME = {one.model_type: one for one in known.DESCRIPTIONS}
 @functools.cache
 def found(name):
     """Return the class of a family, with a usual instance that the family reads."""
-    return subject.find(name).fitting(BY_NAME[name].fixed)
+    return model_class.find(name).fitting(BY_NAME[name].fixed)
 
 
 OF_EXPERTS = tuple(f"{OURS}ff.{part}." for part in ("experts", "router", "shared"))
@@ -85,7 +84,7 @@ LIKELIEST = 13
 
 @some("name", WITH_ROWS, ("phimoe", "dots1", "granitemoe", "codegen", "gpt_neox", "bigbird_pegasus", "apertus", "mpt"))
 def test_right_rows_are_among_the_likeliest(name):
-    model = subject.find(name)
+    model = model_class.find(name)
     parts = structure.read(model)
     written = []
     for _, arguments in itertools.islice(search._proposals(choices.choices_of(model, parts)), LIKELIEST):
@@ -96,7 +95,7 @@ def test_right_rows_are_among_the_likeliest(name):
 
 @pytest.mark.parametrize(("name", "has_sinks"), [("granite_swa", True), ("arcee", False)])
 def test_sinks_of_a_class_are_told_by_its_tensors(name, has_sinks):
-    assert structure.read(subject.find(name)).flags["attention.sinks"].value is has_sinks
+    assert structure.read(model_class.find(name)).flags["attention.sinks"].value is has_sinks
 
 
 PLANTED = {f"{name}: {fault}": (name, wrong) for name in BY_NAME for fault, wrong in plants(with_rows(BY_NAME[name]))}
@@ -170,7 +169,7 @@ def test_proof_refuses_wrong_family(fault):
 
 def test_config_that_lacks_memory_is_not_one_that_the_class_cannot_run(monkeypatch):
     model = dataclasses.replace(found("hunyuan_v1_moe"), kept={})
-    right, reader = subject.ModelClass.instance, model_pair.reader_of(BY_NAME["hunyuan_v1_moe"])
+    right, reader = model_class.ModelClass.instance, model_pair.reader_of(BY_NAME["hunyuan_v1_moe"])
 
     def instance(self, keys, seed=0):
         if keys.get("rope_parameters") == STRETCHED:
@@ -178,7 +177,7 @@ def test_config_that_lacks_memory_is_not_one_that_the_class_cannot_run(monkeypat
         return right(self, keys, seed)
 
     with monkeypatch.context() as patch:
-        patch.setattr(subject.ModelClass, "instance", instance)
+        patch.setattr(model_class.ModelClass, "instance", instance)
         with pytest.raises(MemoryError, match=r"^too little memory for an instance with ."):
             proof.try_change(model, reader, {"rope_parameters": STRETCHED})
     assert proof.try_change(model, reader, {"rope_parameters": STRETCHED}) == "equal"
@@ -242,7 +241,7 @@ def test_first_submodule_in_order_of_calls_is_named(number, message, monkeypatch
     calls = itertools.count(1)
     monkeypatch.setattr(search, "_is_equal", lambda *_: False)
     monkeypatch.setattr(proof, "error_of", lambda ours, theirs: 2.0 if next(calls) == number else 1.0)
-    model = subject.find("arcee")
+    model = model_class.find("arcee")
     with pytest.raises(DerivationError, match=message):
         search.propose(model, structure.read(model))
 

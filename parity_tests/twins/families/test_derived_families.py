@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attn_bridge.models.derived import known
-from attn_parity.frameworks.torch.derivation import model_pair, proof, subject
+from attn_parity.frameworks.torch.derivation import model_pair, proof
+from attn_parity.frameworks.torch.model_classes import model_class
 from attn_parity.frameworks.torch.running.promotion import promoted
 
 DESCRIPTIONS = {description.model_type: description for description in known.DESCRIPTIONS}
@@ -21,7 +22,7 @@ ODD = (
 )
 def test_a_derived_family_is_the_same_in_both_frameworks(model_type):
     description = DESCRIPTIONS[model_type]
-    model, reader = subject.find(model_type).fitting(description.fixed), model_pair.reader_of(description)
+    model, reader = model_class.find(model_type).fitting(description.fixed), model_pair.reader_of(description)
     with promoted():
         pair = model_pair.make_pair(model, reader, model.keys())
         proof.check_logits(pair, "the usual instance")
@@ -29,7 +30,7 @@ def test_a_derived_family_is_the_same_in_both_frameworks(model_type):
 
 
 def test_a_flax_model_of_another_family_is_seen():
-    model, reader = subject.find("glm4"), model_pair.reader_of(DESCRIPTIONS["glm4"])
+    model, reader = model_class.find("glm4"), model_pair.reader_of(DESCRIPTIONS["glm4"])
     with promoted():
         pair = model_pair.make_pair(model, reader, model.keys())
     other = model_pair.make_pair(model, reader, model.keys(), seed=1)

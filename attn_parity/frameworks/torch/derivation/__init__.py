@@ -3,10 +3,10 @@
 In: a ``model_type`` that the installed `transformers` has. Out: an `attn_bridge` description of the family, or a
 `DerivationError` that names the first part that is not understood.
 
-`subject` makes tiny random instances and records which keys of a config they read; `parts` reads names, shapes and the
-order of calls; `choices` lists what they leave open, and `search` takes the choices that compute the same on a
-`model_pair`; `proof` compares on many configs, which `key_changes` makes. A proposal may be wrong, a proof may not:
-`proof` does not know how a proposal was made.
+The room `model_classes` makes tiny random instances and reads their keys, names, shapes and order of calls; `choices`
+lists what they leave open, and `search` takes the choices that compute the same on a `model_pair`; `proof` compares on
+many configs, which `key_changes` makes. A proposal may be wrong, a proof may not: `proof` does not know how a proposal
+was made.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from attn_bridge.models.family import Family, using
 from attn_bridge.models.reading import multimodal
 from attn_bridge.printable import printable
 
-from . import model_pair, proof, repair, search, subject
-from .parts import structure
-from .subject import DerivationError
+from ..model_classes import model_class, structure
+from ..model_classes.model_class import DerivationError
+from . import model_pair, proof, repair, search
 
 __all__ = ["DerivationError", "check", "derive", "derive_family", "read_config"]
 
@@ -43,7 +43,7 @@ def derive(model_type: str, *, flax: bool = True) -> Description:
     Raises:
         DerivationError: the first part that no class of ours computes, and the nearest class; or a failed proof.
     """
-    model = subject.find(multimodal.written_type(model_type))
+    model = model_class.find(multimodal.written_type(model_type))
     parts = structure.read(model)
     model, proposal = search.propose_plain(model, parts)
     proposal = repair.fix_keys(model, proposal)
@@ -122,7 +122,7 @@ def check(family: Family, *, flax: bool = False) -> Mapping[str, object]:
     if not isinstance(family, DerivedFamily):
         raise DerivationError(f"the family of {family.model_types[0]} is code, which the tests prove, not data")
     # A key that the family refuses other values of keeps the proven one in the usual instance, as in a derivation.
-    model = subject.find(family.description.model_type).fitting(family.description.fixed)
+    model = model_class.find(family.description.model_type).fitting(family.description.fixed)
     try:
         return proof.prove(model, family.description, flax=flax)
     except model_pair.WrongError as error:

@@ -12,11 +12,11 @@ from attn_bridge.models.reading.decoders import ACTIVATIONS as ACTIVATION_NAMES
 from attn_bridge.specs.blocks.feed_forward import Activation
 from attn_bridge.specs.position import Pairing
 
+from ..model_classes import experts as mixtures
+from ..model_classes import structure
+from ..model_classes.model_class import DerivationError, ModelClass
+from ..model_classes.structure import Structure
 from .key_changes import GROWTH, is_nested
-from .parts import experts as mixtures
-from .parts import structure
-from .parts.structure import Structure
-from .subject import DerivationError, ModelClass
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from attn_bridge.whole_files import JsonObject
 
-from .parts.experts import older_keys
-from .subject import ABSENT, COUNTS, LAYERS, ModelClass
+from ..model_classes.experts import older_keys
+from ..model_classes.model_class import ABSENT, COUNTS, LAYERS, ModelClass
 
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
 _SIZES = {

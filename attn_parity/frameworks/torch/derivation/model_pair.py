@@ -19,9 +19,9 @@ from attn_bridge.models.reading.model_config import ConfigFile
 from attn_bridge.specs.decoder_model import DecoderConfig
 from attn_bridge.whole_files import JsonObject
 
+from ..model_classes.experts import in_files
+from ..model_classes.model_class import ABSENT, ModelClass
 from ..running.promotion import promoted
-from .parts.experts import in_files
-from .subject import ABSENT, ModelClass
 
 
 class WrongError(ValueError):

@@ -23,6 +23,8 @@ from attn_bridge.module_weights import transfer
 from attn_bridge.specs.decoder_model import DecoderConfig
 from attn_bridge.whole_files import JsonObject
 
+from ..model_classes.experts import in_files
+from ..model_classes.model_class import ABSENT, ModelClass
 from ..running.promotion import promoted
 from .key_changes import changes_of, mixed
 from .model_pair import (
@@ -36,8 +38,6 @@ from .model_pair import (
     read,
     reader_of,
 )
-from .parts.experts import in_files
-from .subject import ABSENT, ModelClass
 
 BOUND = 1e-10
 """Largest difference of logits and gradients in float64, of the largest value or of 1."""

@@ -13,13 +13,13 @@ from attn_bridge.models.derived.layout import layout_of
 from attn_bridge.models.derived.reading import FamilyReader
 from attn_bridge.models.layout import Layout
 
+from ..model_classes import experts as mixtures
+from ..model_classes.model_class import ABSENT, LAYERS, DerivationError, ModelClass
+from ..model_classes.structure import Structure
 from . import model_pair, proof
 from .choices import EPS, inner_key
 from .key_changes import changes_of
-from .parts import experts as mixtures
-from .parts.structure import Structure
 from .search import LISTS
-from .subject import ABSENT, LAYERS, DerivationError, ModelClass
 
 
 def fix_keys(subject: ModelClass, description: Description) -> Description:

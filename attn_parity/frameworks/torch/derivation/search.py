@@ -18,14 +18,14 @@ from attn_bridge.models.reading import multimodal
 from attn_bridge.weights.rows import Row
 from attn_bridge.whole_files import JsonObject
 
+from ..model_classes import experts as mixtures
+from ..model_classes import latent, outside, rows, structure
+from ..model_classes.model_class import HEADS, LAYERS, DerivationError, ModelClass
+from ..model_classes.structure import Structure
 from ..running.promotion import promoted
 from . import model_pair, proof
 from .choices import HEADS_OF_LAYERS, SWITCH, Choice, choices_of, constant, has_runs
 from .key_changes import LONGER, STRETCHED, is_nested
-from .parts import experts as mixtures
-from .parts import latent, outside, rows, structure
-from .parts.structure import Structure
-from .subject import HEADS, LAYERS, DerivationError, ModelClass
 
 MOST_DEVIATIONS = 3
 """Choices of a proposal that are not the likeliest."""

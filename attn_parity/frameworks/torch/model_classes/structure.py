@@ -15,10 +15,10 @@ from torch import nn
 from attn_bridge.models.derived.description import KeySource
 from attn_bridge.specs.blocks.feed_forward import XIELU
 
-from ..subject import LAYERS, LONG, DerivationError, ModelClass
 from . import experts as mixtures
 from . import latent, outside
 from .experts import Experts
+from .model_class import LAYERS, LONG, DerivationError, ModelClass
 from .outside import Outside
 
 ATTENTION = {

@@ -13,8 +13,8 @@ from attn_bridge.models.derived.description import KeySource
 from attn_bridge.specs.position import Sinusoids
 from attn_bridge.weights.rows import Row
 
-from ..subject import DerivationError, ModelClass, learned
 from .experts import in_files
+from .model_class import DerivationError, ModelClass, learned
 
 IDLE = "a part that the logits do not depend on"
 """Why tensors of a pooler are left out."""

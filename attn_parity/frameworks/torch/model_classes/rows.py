@@ -9,9 +9,9 @@ from attn_bridge.models.rows.decoder import OURS
 from attn_bridge.specs.blocks.feed_forward import XIELU
 from attn_bridge.weights.rows import Row
 
-from ..subject import HEADS, LAYERS
 from . import experts as mixtures
 from . import latent, outside
+from .model_class import HEADS, LAYERS
 from .structure import DENSE, SLOTS, TURNED, Structure, join
 
 CROSS = "attention to an encoder, which a decoder alone does not run"

@@ -13,7 +13,7 @@ from attn_bridge.models.rows.decoder import LAYER
 from attn_bridge.models.tables import table
 from attn_bridge.weights.rows import Row
 
-from ..subject import DerivationError, ModelClass
+from .model_class import DerivationError, ModelClass
 
 ROLES = {
     "W_query": ("q_proj", "q_b_proj"),
