@@ -1,8 +1,8 @@
-"""Submodules whose counterparts leave some of their work to the code around: such a pair is no place by itself.
+"""Submodules that divide their work with the code around in another way than their counterparts do.
 
-Fed the same inputs it differs, as it would if it were at fault. So the module around it runs on the second side, once
-with the pair's own results and once with the first side's, while all others return the first side's: only of a pair at
-fault by itself does the rest agree with the latter.
+Such a pair differs on the same inputs, like a faulty one. So the module around it runs on the second side, once with
+the outputs of the pair and once with those of the first side, while all others return the first side's: only with a
+faulty pair does the rest agree with the latter.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Boundaries:
         return [child for child in bad if not healed.get(child.path or "", False)]
 
     def standing(self, node: Node, child: Node) -> Standing:
-        """Return what the difference of a submodule comes to, in a module that differs as well."""
+        """Return the standing of a submodule that differs, in a module that differs as well."""
         standing = self._among_others(node, child) if self._runner is not None else "shared behind"
         if standing != "shared behind" or (self._runner is not None and not self._narrowing.ends_in_a_part(child)):
             return standing
@@ -116,7 +116,7 @@ class _Surroundings:
         self._limit = limit
 
     def standing(self, path: str, different: Collection[str | None]) -> Standing:
-        """Return what the difference of a submodule comes to.
+        """Return the standing of a submodule that differs.
 
         Args:
             path: the submodule.
@@ -150,7 +150,7 @@ class _Surroundings:
         return "shared in front" if any(self._differs(fed_alike[i]) for i in takes) else "behind"
 
     def _fed(self, calls: dict[Side, Call]) -> Sequence[Array]:
-        """Return what the submodule returns on the second side, fed the first side's numbers."""
+        """Return the outputs of a submodule on the second side, fed the first side's numbers."""
         arguments = fed(calls, match_inputs(calls), "first")["second"]
         return self._runner.run("second", calls["second"].path, arguments).outputs
 
@@ -166,12 +166,12 @@ class _Surroundings:
     def _run(
         self, layout: Layout, moved: Sequence[int] = (), returned: Mapping[int, Sequence[Array]] | None = None
     ) -> list[PairedCall]:
-        """Return every step, and the module itself last, where steps of a known layout return the first side's numbers.
+        """Run with the first side's numbers for the outputs of some steps; return all steps, the module last.
 
         Args:
             layout: which outputs correspond.
-            moved: positions of the steps that return other numbers than their own.
-            returned: position of a step -> what it returns instead.
+            moved: positions of steps with other outputs than their own.
+            returned: position of a step -> outputs instead of its own.
 
         Raises:
             ModuleFailedError: it calls other submodules then.
@@ -186,8 +186,8 @@ class _Surroundings:
                 outputs = [leaf if is_float(leaf) else None for leaf in returned[i]]
             for group in layout.get(i, ()):
                 value = group.given("second", group.value("first", step.calls["first"].outputs))
-                for place in group.second:
-                    outputs[place] = value
+                for position in group.second:
+                    outputs[position] = value
             substitutes.setdefault(call.path, []).append(Substitute(outputs, [None] * len(call.arguments.leaves)))
         arguments, _ = same_call(self._calls)["second"]
         results, calls = self._runner.substituted("second", self._path, arguments, substitutes)
@@ -197,9 +197,9 @@ class _Surroundings:
         if any(len(by_path.get(path, ())) != len(same) for path, same in substitutes.items()):
             raise ModuleFailedError("it calls other submodules")
         inner = {path: iter(same) for path, same in by_path.items()}
-        taken = [{**step.calls, "second": next(inner[step.calls["second"].path])} for step in self._steps]
+        own_calls = [{**step.calls, "second": next(inner[step.calls["second"].path])} for step in self._steps]
         whole: dict[Side, Call] = {**self._calls, "second": dataclasses.replace(self._calls["second"], outputs=results)}
-        steps = [dataclasses.replace(step, calls=calls) for step, calls in zip(self._steps, taken, strict=True)]
+        steps = [dataclasses.replace(step, calls=calls) for step, calls in zip(self._steps, own_calls, strict=True)]
         return [*steps, PairedCall(self._calls["first"].path, whole)]
 
     def _differs(self, end: PairedCall) -> bool | None:
@@ -209,11 +209,11 @@ class _Surroundings:
         distance = apart(end.calls, match_outputs(end.calls), "outputs")
         return None if distance is None else distance > self._limit
 
-    def _is_moved(self, one: PairedCall, other: PairedCall) -> bool:
+    def _is_moved(self, before: PairedCall, after: PairedCall) -> bool:
         """Return whether a step gets other numbers in two runs of the second side, or the module returns others."""
         pair = [
             end.calls["second"].outputs if self._is_whole(end) else end.calls["second"].arguments.leaves
-            for end in (one, other)
+            for end in (before, after)
         ]
         return len(pair[0]) != len(pair[1]) or relative(list(zip(*pair, strict=True))) > ANSWERS
 

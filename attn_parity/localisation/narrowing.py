@@ -368,9 +368,9 @@ def _unjudged(node: Node) -> list[Node]:
 def _sharing(
     node: Node, calls: dict[Side, Call], steps: Sequence[PairedCall], candidates: Sequence[Candidate]
 ) -> Iterator[Candidate]:
-    """Yield the submodules that do a part of what the first place does, which is next to what is inside them.
+    """Yield the submodules that share the work of the first place, which is next to parts of theirs.
 
-    What is behind one without parts comes after it: nothing in it tells what differs in front of it from that.
+    Of one without parts, the code behind it comes next: a fault there looks the same.
     """
     ends = (candidates[0].between if candidates else None) or ()
     for child in _unjudged(node):

@@ -362,7 +362,7 @@ class _Search:
         return (min if direction == "forward" else max)(bad, key=lambda child: child.order) if bad else None
 
     def _worst_unit(self, node: Node, bad: Sequence[Node]) -> Node | None:
-        """Return the first of some differing submodules that is no mere part of what other code does as well."""
+        """Return the first faulty one of some differing submodules."""
         for child in sorted(bad, key=lambda child: child.order):
             standing = child.standing or self.boundaries.standing(node, child)
             if standing.startswith("shared") and not child.standing and self._is_at_fault_inside(child, standing):

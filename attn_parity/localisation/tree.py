@@ -19,11 +19,10 @@ MAX_CALLS = 3
 NEVER = 10**6
 
 Standing = Literal["", "own", "behind", "front", "shared behind", "shared in front"]
-"""What the difference of a pair comes to, fed the same; "" if that was not asked.
+"""The kind of a difference of a pair, fed the same; "" before a search.
 
-``own``: a fault, as far as its surroundings tell. ``behind`` and ``front``: other code makes up for it, behind the
-counterpart alone or in front of it as well. ``shared behind`` and ``shared in front``: it does what the code there does
-around its counterpart, and one of the two differs.
+``own``: a fault. ``behind`` and ``front``: other code makes up for it, behind the counterpart alone or in front of it
+as well. ``shared behind`` and ``shared in front``: the code there has a part of the work, and either may be at fault.
 """
 
 

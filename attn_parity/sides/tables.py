@@ -214,20 +214,20 @@ class Branches:
     def untaken(self, label: str, *, conditions: bool) -> Iterator[str]:
         """Yield the choices of which no run took one branch, in words.
 
-        A choice by a comparison of the same line and outcome is told by the comparison alone.
+        A choice by a comparison of the same line and outcome is left out for the comparison.
 
         Args:
             label: of the side.
             conditions: whether choices by a condition count, which may follow from a mask that hides nothing.
         """
-        told = {(where, *results) for (_, where), (results, _) in self._compared.items() if len(results) == 1}
+        always = {(where, *results) for (_, where), (results, _) in self._compared.items() if len(results) == 1}
         alone = [
             f"{label}'s {choice}: {yes if True in outcomes else no}"
             for (choice, yes, no), outcomes in self._taken.items()
             if len(outcomes) == 1
             and not (
                 yes.startswith(CONDITION)
-                and (not conditions or any(choice.endswith(f"({where})") and one in outcomes for where, one in told))
+                and (not conditions or any(choice.endswith(f"({where})") and one in outcomes for where, one in always))
             )
         ]
         # A loop may compare with another number in each turn.
