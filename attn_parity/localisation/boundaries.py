@@ -169,7 +169,7 @@ class _Surroundings:
         """Run with the first side's numbers for the outputs of some steps; return all steps, the module last.
 
         Args:
-            layout: which outputs correspond.
+            layout: the correspondence of outputs.
             moved: positions of steps with other outputs than their own.
             returned: position of a step -> outputs instead of its own.
 
