@@ -171,7 +171,7 @@ class _Surroundings:
         Args:
             layout: the correspondence of outputs.
             moved: positions of steps with other outputs than their own.
-            returned: position of a step -> outputs instead of its own.
+            returned: position of a step -> the outputs that replace those of the run.
 
         Raises:
             ModuleFailedError: it calls other submodules then.
