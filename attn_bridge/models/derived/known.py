@@ -44,9 +44,10 @@ def layout_for(description: Description) -> Layout:
 
 
 def candidates(name: str) -> tuple[Layout, ...]:
-    """Return the layouts of others that a family may share; a stored derived layout shares no other derived one."""
-    derived = () if name in _OWN else tuple(_OWN.values())
-    return tuple(layout for layout in (*_SHARED.values(), *derived) if layout.name != name)
+    """Return the layouts of others that a family may share; one that is packaged with a layout keeps it."""
+    if name in _OWN:
+        return ()
+    return tuple(layout for layout in (*_SHARED.values(), *_OWN.values()) if layout.name != name)
 
 
 DESCRIPTIONS = load()
