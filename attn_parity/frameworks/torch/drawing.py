@@ -16,7 +16,7 @@ from torch_attn import random
 
 from ...sides.dropout_masks import MaskPlan, Masks, asking
 from ...sides.subject import ModuleFailedError
-from .probes.calls import BACKWARD, backward_inside
+from .running.promotion import BACKWARD, backward_inside
 
 
 @contextlib.contextmanager

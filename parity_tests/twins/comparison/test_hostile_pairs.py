@@ -16,7 +16,7 @@ from attn_bridge import parity
 from attn_bridge.parity import compare
 from attn_parity.frameworks.torch.probes.flash import Flash, LogSumExp
 from attn_parity.frameworks.torch.probes.rounding import Rounding
-from attn_parity.frameworks.torch.probes.tables import _Dataflow
+from attn_parity.frameworks.torch.running.tables import _Dataflow
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
 IDS = np.array([[1, 2, 3, 0, 0], [4, 5, 6, 7, 2]])

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ....sides.tables import STILL
-from .rounding import Uncompiled
-from .tables import is_inexact, uniform
+from .rounding import Uncompiled, is_inexact, uniform
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload, OpOverloadPacket

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -95,3 +96,20 @@ class DispatchJitter:
             moved = torch.addcmul(wide, wide, noise, out=noise)
             value.copy_(torch.where(wide.isinf(), wide, moved))  # a hidden score stays hidden
         return value
+
+
+def uniform(values: np.ndarray, seed: int) -> np.ndarray:
+    """Return a number in [-1, 1) for each of some numbers that follows from it and the seed (splitmix64)."""
+    start = np.uint64((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**64)
+    bits = np.ascontiguousarray(values, np.float64).view(np.uint64).reshape(np.shape(values)) ^ start
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    bits ^= bits >> np.uint64(31)
+    # 53 bits, all that float64 holds, times 2**-52: [0, 2).
+    mixed: np.ndarray = (bits >> np.uint64(11)) * 2.0**-52 - 1.0
+    return mixed
+
+
+def is_inexact(tensor: Tensor) -> bool:
+    """Return whether a tensor holds numbers that round."""
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -42,7 +42,6 @@ from ....sides.trees import plain_values
 from ..probes.flash import Flash, LogSumExp
 from ..probes.literals import DispatchLiterals
 from ..probes.rounding import Rounding
-from ..probes.tables import DispatchTables
 from ..probes.uses import Uses
 from ..weights import TorchPart, outputs_of
 from .gradients import StoppedCalls
@@ -51,6 +50,7 @@ from .operations import ChangedCalls
 from .promotion import promoted
 from .replicas import cut_of, read
 from .state import StateChanges, Watching, eager, undisturbed, unregistered
+from .tables import DispatchTables
 
 if TYPE_CHECKING:
     from ..subject import TorchSubject

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from attn_parity.frameworks.torch.probes import tables as probes
+from attn_parity.frameworks.torch.probes import rounding
 from attn_parity.frameworks.torch.subject import subject_of
 
 from .modules import Calls, X, assert_same, everything, relative, run, writes
@@ -139,12 +139,12 @@ def test_minus_infinity_and_the_lowest_number_stay_finite_or_not():
 
 def test_the_moves_are_uniform_and_follow_from_number_and_seed():
     values = np.random.default_rng(0).normal(size=100_000)
-    found = probes.uniform(values, 3)
+    found = rounding.uniform(values, 3)
     assert -1.0 <= found.min() < -0.999 < 0.999 < found.max() < 1.0
     assert abs(found.mean()) < 0.01
     assert abs((found**2).mean() - 1.0 / 3.0) < 0.01
-    assert np.array_equal(found, probes.uniform(values, 3))
-    assert abs(np.corrcoef(found, probes.uniform(values, 4))[0, 1]) < 0.02
+    assert np.array_equal(found, rounding.uniform(values, 3))
+    assert abs(np.corrcoef(found, rounding.uniform(values, 4))[0, 1]) < 0.02
     assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.02
 
 

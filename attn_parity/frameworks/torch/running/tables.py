@@ -19,9 +19,9 @@ from torch_attn.shards import whole
 
 from ....sides.tables import STILL, Collector
 from ....sides.tables import Tables as Found
-from .calls import BACKWARD, backward_inside, writes
-from .rounding import Uncompiled
-from .storages import StorageMarks, innermost, operation_of, tensors_in
+from ..probes.rounding import Uncompiled, is_inexact, uniform
+from ..probes.storages import StorageMarks, innermost, operation_of, tensors_in
+from .promotion import BACKWARD, backward_inside, writes
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -184,22 +184,5 @@ class _Dataflow(Uncompiled):
         return tensor
 
 
-def uniform(values: np.ndarray, seed: int) -> np.ndarray:
-    """Return a number in [-1, 1) for each of some numbers that follows from it and the seed (splitmix64)."""
-    start = np.uint64((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**64)
-    bits = np.ascontiguousarray(values, np.float64).view(np.uint64).reshape(np.shape(values)) ^ start
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-    bits ^= bits >> np.uint64(31)
-    # 53 bits, all that float64 holds, times 2**-52: [0, 2).
-    mixed: np.ndarray = (bits >> np.uint64(11)) * 2.0**-52 - 1.0
-    return mixed
-
-
 def _widest(tensor: Tensor) -> Tensor:
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
-
-
-def is_inexact(tensor: Tensor) -> bool:
-    """Return whether a tensor holds numbers that round."""
-    return tensor.is_floating_point() or tensor.is_complex()
