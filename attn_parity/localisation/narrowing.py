@@ -277,7 +277,7 @@ class Narrowing:
         return steps_of(pairs, inside, exchanged, loose=loose)
 
     def ends_in_a_part(self, node: Node) -> bool:
-        """Return whether a submodule returns what one inside it does, as an activation, or is without parts."""
+        """Return whether a submodule has submodules, and returns the outputs of the last, such as an activation."""
         ends, parts = [], 0
         for side, call in node.calls[0].items() if node.calls else ():
             inner = calls_inside(self._calls[side], node.paths[side], call)
