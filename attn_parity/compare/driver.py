@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from ..hints import Evidence, hint_for, of_devices
 from ..hints import settings as layer_settings
 from ..hints.witness import witness
 from ..interrupts import orderly_interrupts
-from ..localisation import Aim, Remainder, find, remainder
 from ..matching.submodule_pairs import SHOWN, differing_settings
 from ..pair import SIDES, Pair, Progress, few_threads, unlike_inputs
 from ..results.allowances import accept, checked
@@ -45,6 +44,9 @@ from ..verdict.measures import Explained
 from ..verdict.notes import Coverage, Findings, covered, on_literals
 from ..verdict.runner import Live, Runner
 from .prepare import prepare
+
+if TYPE_CHECKING:
+    from ..localisation import Aim, Remainder
 
 MODES = ("eager", "jit")
 
@@ -196,11 +198,15 @@ def judge(
     wanted = judgement.report.verdict in ("different", "precision") if localise is None else localise
     if not wanted or judgement.furthest is None:
         return accept(judgement.report, accepted) if accepted else judgement.report
+    from .. import localisation  # a dozen modules, of which an equal pair needs none
+
     pair.progress("looking for the first divergence", 0, 1)
     aim: Aim = "precision" if judgement.report.verdict == "precision" else "meaning"
     outputs_agree = all(one.verdict == "equal" for one in judgement.report.tensors if one.kind == "output")
     fresh = None if pair.effort.large else lambda: runner.sample(FRESH)
-    located = find(pair, judgement.furthest, aim, judgement.explained.tables, outputs_agree=outputs_agree, fresh=fresh)
+    located = localisation.find(
+        pair, judgement.furthest, aim, judgement.explained.tables, outputs_agree=outputs_agree, fresh=fresh
+    )
     is_meaning = judgement.report.verdict != "precision"
     divergence = None if judgement.report.verdict in ("equal", "inconclusive") else located.divergence
     if divergence is not None:
@@ -212,7 +218,7 @@ def judge(
     report = dataclasses.replace(judgement.report, tree=located.tree, first_divergence=divergence)
     left: Remainder = "unknown"
     if accepted and report.verdict == "different" and not pair.train:
-        left = remainder(pair, judgement.furthest, accepted.keys(), judgement.explained.tables)
+        left = localisation.remainder(pair, judgement.furthest, accepted.keys(), judgement.explained.tables)
     return accept(report, accepted, left)
 
 
@@ -261,7 +267,9 @@ def _on_unseen(pair: Pair, judgement: Judged, localise: bool | None) -> Iterator
     """Yield the note on a difference that no float32 run shows, with its place."""
     unseen = judgement.explained.unseen
     if unseen is not None:
-        divergence = None if localise is False else find(pair, unseen, allowed=None).divergence
+        from .. import localisation
+
+        divergence = None if localise is False else localisation.find(pair, unseen, allowed=None).divergence
         yield on_literals(judgement.explained.literals, "" if divergence is None else divergence.path)
 
 

@@ -238,7 +238,7 @@ def _weights_among(names: Iterable[str]) -> dict[str, str]:
 
     An index of a format without a file counts only where there is no file of any: some download one format alone.
     """
-    candidates = [name for name in names if not name.startswith(".") and not mistaken.is_state(name)]
+    candidates = [name for name in names if not name.startswith(".") and not mistaken.STATES.fullmatch(name)]
     weights = {name: SUFFIXES[suffix] for name in candidates if (suffix := Path(name).suffix) in SUFFIXES}
     formats = set(weights.values())
     indexes = {name: format for name in candidates if (format := _format_of_index(name))}

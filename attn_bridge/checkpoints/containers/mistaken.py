@@ -123,12 +123,6 @@ STATES = re.compile(
 )
 """Names of files next to weights: of a trainer's other state, of a graph."""
 
-
-def is_state(name: str) -> bool:
-    """Whether a file has the state of a trainer, such as its optimizer's, and no weights."""
-    return STATES.fullmatch(name) is not None
-
-
 RUNS = (
     (r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt", "holds the parts of weights that DeepSpeed's ZeRO 3 saves: "
      "its zero_to_fp32.py puts them together, convert what that writes"),

@@ -52,7 +52,7 @@ def test_console_module_runs_as_a_program_without_a_framework():
         ),
         (
             "import attn_parity.commands.compare, attn_parity.compare.driver, attn_parity.repro",
-            169,
+            156,
             "torch|jax|flax|scipy|rich|attn_bridge.models|attn_bridge.checkpoints",
         ),
     ],

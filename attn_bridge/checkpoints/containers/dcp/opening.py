@@ -44,7 +44,7 @@ def open_torch(path: Path) -> Reader:
             return ShardedTorchReader(path.parent, path, TorchReader)
         return _open_file(path)
     names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-    names = [name for name in names if not mistaken.is_state(name) and not name.startswith(".")]
+    names = [name for name in names if not mistaken.STATES.fullmatch(name) and not name.startswith(".")]
     index = index_of(path, ".bin.index.json", "pytorch_model")
     if index is not None and not is_stale(path, index, names):
         reader = ShardedTorchReader(path, index, TorchReader)
