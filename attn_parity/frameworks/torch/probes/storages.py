@@ -60,7 +60,7 @@ def innermost(tensor: Tensor) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Operation:
+class OperationTraits:
     """Properties of a torch operation that probes use.
 
     Attributes:
@@ -85,12 +85,12 @@ class Operation:
 
 
 @functools.cache
-def operation_of(func: OpOverload) -> Operation:
+def traits_of(func: OpOverload) -> OperationTraits:
     """Return the properties of an ATen operation that probes need, from its name and schema."""
     name = func.overloadpacket.__name__
     is_view = func.is_view and name != "lift_fresh"
     aliases = [argument.alias_info for argument in func._schema.arguments]
-    return Operation(
+    return OperationTraits(
         makes="empty" not in name,
         is_exact=name in EXACT and name != "fill_",
         is_view=is_view,

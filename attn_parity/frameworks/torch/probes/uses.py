@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .rounding import Uncompiled
-from .storages import StorageMarks, operation_of, tensors_in
+from .storages import StorageMarks, tensors_in, traits_of
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -46,9 +46,9 @@ class Uses(Uncompiled):
         self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
         kwargs = kwargs or {}
-        operation = operation_of(func)
+        traits = traits_of(func)
         with torch._C.DisableTorchFunction():  # what is done here is not the module's
-            asked = [] if operation.asks_shapes else list(map(self._origins.get, tensors_in((args, kwargs))))
+            asked = [] if traits.asks_shapes else list(map(self._origins.get, tensors_in((args, kwargs))))
         origins = [origin for origin in asked if origin is not None]
         met = frozenset[str]().union(*(weights for weights, _ in origins))
         is_data = any(data for _, data in origins)
@@ -57,8 +57,8 @@ class Uses(Uncompiled):
             for name in met:
                 self.first_uses.setdefault(name, self._clock)
         result = func(*args, **kwargs)
-        if not operation.is_view:
+        if not traits.is_view:
             with torch._C.DisableTorchFunction():
-                for tensor in operation.results(result, args):
+                for tensor in traits.results(result, args):
                     self._origins.set(tensor, (frozenset() if is_data else met, is_data))
         return result

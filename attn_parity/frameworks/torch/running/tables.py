@@ -20,7 +20,7 @@ from torch_attn.shards import whole
 from ....sides.tables import STILL, Collector
 from ....sides.tables import Tables as Found
 from ..probes.rounding import Uncompiled, is_inexact, uniform
-from ..probes.storages import StorageMarks, innermost, operation_of, tensors_in
+from ..probes.storages import StorageMarks, innermost, tensors_in, traits_of
 from .promotion import BACKWARD, backward_inside, writes
 
 if TYPE_CHECKING:
@@ -136,22 +136,22 @@ class _Dataflow(Uncompiled):
         self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
         kwargs = kwargs or {}
-        operation = operation_of(func)
+        traits = traits_of(func)
         with torch._C.DisableTorchFunction():  # what is done here is not the module's
-            asked = [] if operation.asks_shapes else tensors_in((args, kwargs))
+            asked = [] if traits.asks_shapes else tensors_in((args, kwargs))
             constants = list(map(self._is_constant, asked))
             constant = all(constants)
             if not constant:
                 for tensor in itertools.compress(asked, constants):
                     self._meet(tensor)
         result = func(*args, **kwargs)
-        if operation.is_view:
+        if traits.is_view:
             return result
-        fresh = constant and operation.makes and (not asked or not operation.is_exact)
+        fresh = constant and traits.makes and (not asked or not traits.is_exact)
         with torch._C.DisableTorchFunction():
-            if fresh and operation.lifts:
+            if fresh and traits.lifts:
                 result = result.clone()  # its memory may be an array of the user's
-            for tensor in operation.results(result, args):
+            for tensor in traits.results(result, args):
                 if fresh:
                     self.shift(tensor)
                 self.mark(tensor, constant)
