@@ -49,6 +49,10 @@ class Boundaries:
         """
         if not node.calls or self._runner is not None:
             return list(bad)
+        return self._not_made_up_for(node, bad)
+
+    def _not_made_up_for(self, node: Node, bad: Sequence[Node]) -> list[Node]:
+        """Return those whose outputs still differ where the code around hands them on."""
         steps = self._narrowing.steps(node, node.calls[0], "forward", loose=True)
         limit = self._limit_of(node, "forward")
         healed: dict[str, bool] = {}
@@ -68,13 +72,18 @@ class Boundaries:
     def standing(self, node: Node, child: Node) -> Standing:
         """Return the standing of a submodule that differs, in a module that differs as well."""
         standing = self._among_others(node, child) if self._runner is not None else "shared behind"
+        if standing is None:
+            return "own" if not node.calls or self._not_made_up_for(node, [child]) else "front"
+        if standing == "shared behind" and not child.children:  # a layer may be both: a fault in it is likelier
+            return "own"
         if standing != "shared behind" or (self._runner is not None and not self._narrowing.ends_in_a_part(child)):
             return standing
         # Its counterpart may return what a part of it does, and then nothing but what is behind that part is left.
         is_right = self._narrowing.ends_in_a_part(child) and any(self._narrowing.behind_a_part(node, child))
         return "behind" if is_right else "own"
 
-    def _among_others(self, node: Node, child: Node) -> Standing:
+    def _among_others(self, node: Node, child: Node) -> Standing | None:
+        """Return the standing by runs with other outputs; None where there are none."""
         limit = self._limit_of(node, "forward")
         for calls, trial in zip(node.calls, node.trials, strict=False):
             if self._runner is None or node.refed or trial.forward is None or trial.forward <= limit:
@@ -87,7 +96,7 @@ class Boundaries:
                     return _Surroundings(self._runner, node, calls, steps, limit).standing(child.path or "", different)
                 except FAILURES:
                     continue
-        return "own"
+        return None
 
     def _parts(self, node: Node, child: Node) -> Iterator[Node]:
         """Yield the nearest judged submodules, and of others that differ those inside them."""
@@ -139,12 +148,14 @@ class _Surroundings:
         if not is_comparable:
             are_rows = all(_are_among(*(self._steps[i].calls[side].arguments.leaves for side in SIDES)) for i in own)
             return "front" if is_made_up_for else "own" if are_rows else "shared in front"
-        gets_others = any(self._differs(replaced[i]) for i in own)
+        gets_others = any(self._differs(replaced[i]) for i in own[:1])  # what later calls get has passed through others
         if all(free[i].differs("outputs", self._limit) is False for i in own):
             return "front" if gets_others else "own"
         if is_made_up_for:
             return "front" if gets_others else "behind"
         if not gets_others:
+            if others and any(self._differs(replaced[i]) for i in takes):  # it may be the others that differ there
+                replaced = self._run({**rest, **layout, **{i: match_outputs(self._steps[i].calls) for i in others}})
             return "shared behind" if any(self._differs(replaced[i]) for i in takes) else "own"
         fed_alike = self._run(rest, returned={i: self._fed(self._steps[i].calls) for i in own})
         return "shared in front" if any(self._differs(fed_alike[i]) for i in takes) else "behind"
