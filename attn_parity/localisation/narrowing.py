@@ -13,7 +13,6 @@ from ..sides.subject import Arguments, Array, Call, Substitute
 from ..verdict.criterion import precision_used
 from ..verdict.measures import Measure
 from .between import Direction, PairedCall, calls_inside, is_among, located, next_of, steps_of
-from .forcing import Feed, Paths, compare_freely, run_both
 from .leaves import (
     LeafGroup,
     apart,
@@ -30,7 +29,8 @@ from .leaves import (
 from .sides import FAILURES, Sides, SubmoduleRunner
 from .sources import INPUTS, WORK, Overlap, Sources, edges, outputs_of, overlap
 from .tree import Node, nearest
-from .weighing import COPIES, measured
+from .trials.forcing import Feed, Paths, compare_freely, run_both
+from .trials.weighing import COPIES, measured
 
 SMALL_PART = 0.1
 """Share of the worst submodule's loss below which a submodule is not reported as the start of a loss of precision."""

@@ -16,11 +16,11 @@ from ..samples.sampling import Sample
 from ..sides.subject import Array, Call, Run, Substitute
 from ..verdict.measures import scale_of
 from .between import PairedCall
-from .forcing import Feed, apart_in, gradients_of, run_both
 from .leaves import apart, distance, match_inputs, match_leaves, match_outputs
 from .search import LIMIT, SURE
 from .sides import FAILURES, Sides, SubmoduleRunner, calls_of, sides_of
-from .weighing import rounding
+from .trials.forcing import Feed, apart_in, gradients_of, run_both
+from .trials.weighing import rounding
 
 Remainder = Divergence | Literal["nothing", "unknown"]
 """The remaining divergence; ``nothing`` if all else agrees; ``unknown`` if undetermined."""

@@ -22,13 +22,13 @@ from ..sides.subject import Call
 from ..verdict.measures import TABLE_LIMIT
 from .between import Direction, PairedCall
 from .boundaries import Boundaries
-from .changed_operations import ChangedOperations, Trial
 from .feeding import calling_of, feeding_of, reshaped_before
-from .forcing import CallTrial, Paths, compare_freely, evidence_between, evidence_of, force
 from .narrowing import SMALL_PART, Narrowed, Narrowing
 from .sides import FAILURES, FreshRuns, Sides, SubmoduleRunner, calls_of, recorded_again, sides_of
 from .tree import Node, Standing, build, nearest, walk
-from .weighing import explained, rounding, weigh
+from .trials.changed_operations import ChangedOperations, Trial
+from .trials.forcing import CallTrial, Paths, compare_freely, evidence_between, evidence_of, force
+from .trials.weighing import explained, rounding, weigh
 
 LIMIT = 1e-11
 """Largest relative difference allowed for a submodule run alone in float64 on the same inputs."""

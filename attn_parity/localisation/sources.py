@@ -17,9 +17,9 @@ from ..results.findings import Side, shown
 from ..sides.arrays import is_float
 from ..sides.subject import Arguments, Array, Call, Substitute
 from .between import PairedCall
-from .forcing import Paths
 from .leaves import LeafGroup, distance, fed, match_inputs, match_leaves, match_outputs, relative
 from .sides import FAILURES, SubmoduleRunner
+from .trials.forcing import Paths
 
 INPUTS = -1
 """Stands for the module's own inputs among the positions of its calls."""

@@ -9,8 +9,8 @@ from typing import Literal
 from ..pair import SIDES
 from ..results.findings import ModuleNode, Side
 from ..sides.subject import Call, Submodule
-from .forcing import CallTrial
 from .leaves import fed_alike, whole_numbers, whole_outputs
+from .trials.forcing import CallTrial
 
 MAX_CALLS = 3
 """Most calls of one submodule that are tried; one that is called in a loop repeats itself."""

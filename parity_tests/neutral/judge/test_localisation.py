@@ -18,7 +18,7 @@ from attn_parity.localisation.leaves import (
     whole_numbers,
 )
 from attn_parity.localisation.sides import Sides
-from attn_parity.localisation.weighing import explained
+from attn_parity.localisation.trials.weighing import explained
 from attn_parity.matching.submodule_pairs import pair_modules
 from attn_parity.sides.subject import Arguments, Call, ModuleFailedError, Run, Submodule
 from attn_parity.verdict.measures import TABLE_LIMIT

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..pair import SIDES
-from ..results.findings import Side
-from ..sides.arrays import is_float, unit_of
-from ..sides.subject import Array, Call, Run
-from ..sides.tables import STILL
-from ..verdict.criterion import precision_used
-from ..verdict.measures import ROUNDING_FACTOR, TABLE_FACTOR, Measure, measure, scale_of
+from ...pair import SIDES
+from ...results.findings import Side
+from ...sides.arrays import is_float, unit_of
+from ...sides.subject import Array, Call, Run
+from ...sides.tables import STILL
+from ...verdict.criterion import precision_used
+from ...verdict.measures import ROUNDING_FACTOR, TABLE_FACTOR, Measure, measure, scale_of
+from ..leaves import distance, fed, fed_cotangents, match_inputs, match_outputs
+from ..sides import Sides, SubmoduleRunner
 from .forcing import Paths, shapes_apart
-from .leaves import distance, fed, fed_cotangents, match_inputs, match_outputs
-from .sides import Sides, SubmoduleRunner
 
 TABLE_SEEDS = 2
 """How many times the tables in a submodule are moved."""

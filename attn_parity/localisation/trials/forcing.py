@@ -8,15 +8,15 @@ from typing import Literal
 
 import numpy as np
 
-from ..hints import Evidence
-from ..pair import SIDES
-from ..pairing import Pairing
-from ..results.findings import Side
-from ..sides.arrays import wide
-from ..sides.subject import Array, Arrays, Call, Run
-from ..verdict.measures import scale_of
-from .between import PairedCall
-from .leaves import (
+from ...hints import Evidence
+from ...pair import SIDES
+from ...pairing import Pairing
+from ...results.findings import Side
+from ...sides.arrays import wide
+from ...sides.subject import Array, Arrays, Call, Run
+from ...verdict.measures import scale_of
+from ..between import PairedCall
+from ..leaves import (
     LeafGroup,
     apart,
     distance,
@@ -31,7 +31,7 @@ from .leaves import (
     relative,
     whole_numbers,
 )
-from .sides import Sides, SubmoduleRunner
+from ..sides import Sides, SubmoduleRunner
 
 Paths = Mapping[Side, str]
 

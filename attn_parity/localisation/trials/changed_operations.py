@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ..hints.changes import agree
-from ..pair import SIDES
-from ..results.findings import Side, shown
-from ..sides.arrays import is_float
-from ..sides.subject import Arguments, Array, Call, GradientSample, OutputSample, Run
-from .between import Direction
+from ...hints.changes import agree
+from ...pair import SIDES
+from ...results.findings import Side, shown
+from ...sides.arrays import is_float
+from ...sides.subject import Arguments, Array, Call, GradientSample, OutputSample, Run
+from ..between import Direction
+from ..leaves import fed, fed_cotangents, match_inputs, match_outputs
+from ..sides import FAILURES, Sides, SubmoduleRunner
 from .forcing import Paths, gradients_apart, gradients_of
-from .leaves import fed, fed_cotangents, match_inputs, match_outputs
-from .sides import FAILURES, Sides, SubmoduleRunner
 
 Trial = tuple[SubmoduleRunner, Mapping[Side, Call]]
 """A call of the submodule on each side, and what runs it with the weights of its sample."""
