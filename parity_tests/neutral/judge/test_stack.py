@@ -11,7 +11,7 @@ from attn_parity import stack
 
 
 def test_a_cell_of_a_notebook_is_named_by_its_number(monkeypatch):
-    file = "/tmp/ipykernel_27/4048.py"
+    file = "ipykernel_27/4048.py"  # as ipykernel names the file of a cell
     names = {file: ("Cell", "In[3]")}
     ipython = ModuleType("IPython")
     ipython.get_ipython = lambda: SimpleNamespace(compile=SimpleNamespace(format_code_name=names.get))
