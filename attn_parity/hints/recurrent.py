@@ -113,16 +113,16 @@ def _layer(weights: Mapping[str, Array]) -> RecurrentWeights | None:
             return None
         # torch's matrices are (outputs, inputs), Flax's kernels the other way round
         target[gate] = array.T if array.ndim == 2 and name.endswith("kernel") else array
-    kept = _gates(matrices["h"], None)
-    if kept is None or kept.shape[1] != kept.shape[2]:
+    of_state = _gates(matrices["h"], None)
+    if of_state is None or of_state.shape[1] != of_state.shape[2]:
         return None
-    nothing = np.zeros(kept.shape[:2])
-    of_input = _gates(matrices["i"], len(kept))
-    added = [_gates(biases[source], len(kept)) if biases[source] else nothing for source in "ih"]
+    nothing = np.zeros(of_state.shape[:2])
+    of_input = _gates(matrices["i"], len(of_state))
+    added = [_gates(biases[source], len(of_state)) if biases[source] else nothing for source in "ih"]
     if of_input is None or of_input.shape[:2] != nothing.shape or any(one is None for one in added):
         return None
     added_biases = [one for one in added if one is not None and one.shape == nothing.shape]
-    return RecurrentWeights(of_input, kept, *added_biases) if len(added_biases) == 2 else None
+    return RecurrentWeights(of_input, of_state, *added_biases) if len(added_biases) == 2 else None
 
 
 def _place(name: str) -> tuple[str, str] | None:
@@ -177,8 +177,8 @@ def sigmoid(value: Array) -> Array:
 def _sums(layer: RecurrentWeights, x: Array, h: Array) -> tuple[Array, Array]:
     """Return the contributions of the input and of the state to every gate, gates first."""
     of_input = np.einsum("ghd,bd->gbh", layer.of_input, x) + layer.input_bias[:, None]
-    kept = np.einsum("ghk,bk->gbh", layer.of_state, h) + layer.state_bias[:, None]
-    return of_input, kept
+    of_state = np.einsum("ghk,bk->gbh", layer.of_state, h) + layer.state_bias[:, None]
+    return of_input, of_state
 
 
 def _lstm(
@@ -189,8 +189,8 @@ def _lstm(
     late: bool = False,
 ) -> Run:
     def run(layer: RecurrentWeights, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
-        of_input, kept = _sums(layer, x, h)
-        i, f, g, o = of_input + kept
+        of_input, of_state = _sums(layer, x, h)
+        i, f, g, o = of_input + of_state
         new = sigmoid(f + forget) * c + sigmoid(i) * candidate(g)
         return sigmoid(o) * output(c if late else new), new
 
@@ -201,10 +201,10 @@ def _gru(
     candidate: Callable[[Array], Array] = np.tanh, *, turned: bool = False, before: bool = False, outside: bool = False
 ) -> Run:
     def run(layer: RecurrentWeights, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
-        of_input, kept = _sums(layer, x, h)
-        r, z = sigmoid(of_input[0] + kept[0]), sigmoid(of_input[1] + kept[1])
+        of_input, of_state = _sums(layer, x, h)
+        r, z = sigmoid(of_input[0] + of_state[0]), sigmoid(of_input[1] + of_state[1])
         bias = layer.state_bias[2]
-        product = (r * h) @ layer.of_state[2].T if before else r * (kept[2] - bias)
+        product = (r * h) @ layer.of_state[2].T if before else r * (of_state[2] - bias)
         new = candidate(of_input[2] + product + (bias if before or outside else r * bias))
         z = 1 - z if turned else z
         return (1 - z) * new + z * h, c
@@ -214,8 +214,8 @@ def _gru(
 
 def _rnn(act: Callable[[Array], Array]) -> Run:
     def run(layer: RecurrentWeights, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
-        of_input, kept = _sums(layer, x, h)
-        return act(of_input[0] + kept[0]), c
+        of_input, of_state = _sums(layer, x, h)
+        return act(of_input[0] + of_state[0]), c
 
     return run
 
