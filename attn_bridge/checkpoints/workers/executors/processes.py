@@ -191,8 +191,10 @@ class Watched:
         for child in self._children:
             if child.poll() is None:
                 child.kill()
-        for child, listener in zip(self._children, self._listeners, strict=True):
-            listener.join()
+        for listener in self._listeners:
+            if listener.is_alive():  # an interrupt may have come before it was started
+                listener.join()
+        for child in self._children:
             child.wait()
             for pipe in (child.stdin, child.stdout):
                 with contextlib.suppress(OSError):
@@ -212,10 +214,14 @@ class Processes(Watched):
 
     def __init__(self, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance):
         super().__init__(advance)
-        for index in indices:  # all of them before there is a thread
-            share = functools.partial(write_share, prepared, job, run, index)
-            self._children.append(Fork(functools.partial(work_and_report, share), self._children))
-        self._hear([f"worker {index} of {job.workers}" for index in indices])
+        try:
+            for index in indices:  # all of them before there is a thread
+                share = functools.partial(write_share, prepared, job, run, index)
+                self._children.append(Fork(functools.partial(work_and_report, share), self._children))
+            self._hear([f"worker {index} of {job.workers}" for index in indices])
+        except BaseException:  # the caller gets no object to stop
+            self.stop()
+            raise
 
     @staticmethod
     def may_fork() -> bool:

@@ -72,7 +72,11 @@ class LocalPlace(StagingPlace):
 
     @contextlib.contextmanager
     def helping(self, job: Job) -> Iterator[None]:
-        """Enter as a helper of an exclusive run."""
+        """Enter as a helper of an exclusive run.
+
+        Raises:
+            CheckpointError: the run has ended, and deleted the folder.
+        """
         with self._shared("workers"):
             yield
 
@@ -81,13 +85,14 @@ class LocalPlace(StagingPlace):
         deadline = time.monotonic() + staging.PATIENCE
         while True:
             try:
-                # Again in each round: the worker before may have published, and deleted the folder.
-                self.folder.mkdir(exist_ok=True)
-            except OSError as error:
-                raise unwritable(self.folder, error) from None
-            try:
+                # Again in each round: the worker before may have published, and deleted the folder. A helper makes
+                # none: a folder without the lock of its run would be in the way of the next one.
+                if name != "workers":
+                    self.folder.mkdir(exist_ok=True)
                 handle = (self.folder / name).open("wb")
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if name == "workers" or not self.folder.parent.exists():
+                    raise unwritable(self.folder, error) from None
                 continue  # it was just published
             except OSError as error:
                 raise unwritable(self.folder, error) from None

@@ -102,6 +102,29 @@ def interrupted(place):
     raise KeyboardInterrupt
 
 
+def test_an_interrupt_while_workers_start_ends_them_and_leaves_nothing(tmp_path, source, monkeypatch):
+    started = []
+
+    def hear(processes, _):
+        started.extend(processes._children)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Processes, "may_fork", lambda: True)
+    monkeypatch.setattr(Processes, "_hear", hear)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.convert(source, tmp_path / "x", workers=2, task_bytes=TASK)
+    assert started
+    assert all(child.poll() is not None for child in started)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_worker_makes_no_folder_for_a_run_that_has_ended(tmp_path):
+    place = LocalPlace(tmp_path / "x")
+    with pytest.raises(CheckpointError, match=r"\.x\.partial"), place.helping(None):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_run_killed_after_publication_does_not_answer_for_another_conversion(tmp_path, source, monkeypatch):
     """Of a model of the same names and shapes, which nothing but its numbers tells apart."""
     other, target = sharded(tmp_path / "other", width=WIDTH, seed=1), tmp_path / "x"
