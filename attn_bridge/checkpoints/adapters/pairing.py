@@ -222,6 +222,9 @@ def _change(
     if change.down:
         down, up = adapter[change.down], adapter[change.up]
         rank = config.rank_of(change.layer)
+        if len(down.shape) > 2:
+            raise bad(path, f"{printable(down.name)} {down.shape} is of a convolution, which is not merged here; "
+                      f"{BY_PEFT}")  # fmt: skip
         if len(down.shape) != 2 or len(up.shape) != 2 or (down.shape[0], up.shape[1]) != (rank, rank):
             raise bad(path, f"{printable(down.name)} {down.shape} and {printable(up.name)} {up.shape} must be matrices "
                       f"of rank {rank}, as its config has it")  # fmt: skip

@@ -24,6 +24,9 @@ ABSMAX, TABLE, NESTED_ABSMAX, NESTED_TABLE = ".absmax", ".quant_map", ".nested_a
 """Suffixes of a weight's name in the names of its tables and scales."""
 
 KINDS = ("nf4", "fp4")
+STORAGE = ("uint8", "bfloat16", "float16", "float32", "float64")
+"""Dtypes that the bytes of 4-bit codes are stored as (``bnb_4bit_quant_storage``, which FSDP needs)."""
+
 SCB, FORMAT = ".SCB", ".weight_format"
 """Endings of the row scales of int8, and of the number that selects their memory order."""
 
@@ -44,6 +47,7 @@ class FourBitTensor(TiledTensor):
         nested: names of the scales and table of quantised scales; () if scales are float32.
         nested_count: quantised scales that share a scale.
         offset: added to quantised scales.
+        width: bytes of codes that an element of the file holds.
     """
 
     table: str
@@ -51,6 +55,7 @@ class FourBitTensor(TiledTensor):
     nested: tuple[str, ...]
     nested_count: int
     offset: float
+    width: int
 
     def tile(self, source: Source, rows: range, left: int, right: int) -> tuple[Array, Array]:
         """Return the numbers of codes, and scales, of a rectangle."""
@@ -63,8 +68,9 @@ class FourBitTensor(TiledTensor):
         return values.reshape(len(rows), -1), scales.reshape(len(rows), -1)
 
     def _run(self, source: Source, start: int, stop: int) -> tuple[Array, Array]:
-        first = start // 2
-        codes = source.elements(self.numbers, first, -(-stop // 2))
+        first, last, width = start // 2, -(-stop // 2), self.width
+        stored = source.elements(self.numbers, first // width, -(-last // width)).view(np.uint8)
+        codes = stored[first % width :][: last - first]
         nibbles = np.stack([codes >> 4, codes & 15], axis=-1).reshape(-1)[start - 2 * first : stop - 2 * first]
         block = np.arange(start, stop) // self.count
         scales = self._scales(source, int(block[0]), int(block[-1]) + 1)
@@ -122,14 +128,14 @@ def _four_bit(reader: Reader, stem: str, kind: str, state: str) -> FourBitTensor
         raise bad(
             path, f"{printable(stem)} is quantised by bitsandbytes as {printable(kind, 40)}, not {' or '.join(KINDS)}"
         )
-    numbers = _wanted(path, tensors, stem, state, ("uint8",))
+    numbers = _wanted(path, tensors, stem, state, STORAGE)
     table = _wanted(path, tensors, stem + TABLE, stem, ("float32",))
     quant_state = _state(reader, state, stem)
     is_nested = "nested_blocksize" in quant_state
     absmax = _wanted(path, tensors, stem + ABSMAX, stem, ("uint8",) if is_nested else ("float32",))
     shape = tuple(quant_state["shape"])
     count, blocks = math.prod(shape), -(-math.prod(shape) // quant_state["blocksize"])
-    sizes = {numbers: -(-count // 2), absmax: blocks, table: 16}
+    sizes = {numbers: -(-count // (2 * numbers.itemsize)), absmax: blocks, table: 16}
     nested: tuple[str, ...] = ()
     if is_nested:
         scales, others = (
@@ -158,6 +164,7 @@ def _four_bit(reader: Reader, stem: str, kind: str, state: str) -> FourBitTensor
         nested=nested,
         nested_count=quant_state.get("nested_blocksize", 1),
         offset=quant_state.get("nested_offset", 0.0),
+        width=numbers.itemsize,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 Array = np.ndarray
@@ -105,6 +106,12 @@ def four_bit(weight: Array, size: int = 16, *, nested: bool = False) -> Quantise
     return tensors, exact.reshape(weight.shape)
 
 
+def four_bit_stored(weight: Array) -> Quantised:
+    """Quantise to nf4, and store the codes as bfloat16 (``bnb_4bit_quant_storage``)."""
+    tensors, exact = four_bit(weight)
+    return {**tensors, "weight": tensors["weight"].reshape(-1).view(ml_dtypes.bfloat16)[:, None]}, exact
+
+
 def eight_bit(weight: Array) -> Quantised:
     """Quantise as bitsandbytes to int8."""
     scales = np.abs(weight).max(1).astype(np.float32)
@@ -131,6 +138,10 @@ SCHEMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "nf4 nested": (
         lambda weight: four_bit(weight, nested=True),
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
+    ),
+    "nf4 stored": (
+        four_bit_stored,
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
     ),
     "int8": (eight_bit, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }

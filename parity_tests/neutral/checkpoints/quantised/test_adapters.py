@@ -240,6 +240,7 @@ REFUSED = {
     "alpha of text": ({}, {"lora_alpha": "8"}, "lora_alpha (8) must be a number"),
     "alpha beyond float64": ({}, {"lora_alpha": 10**400}, f"lora_alpha ({10**400})"[:30]),
     "another rank": ({}, {"r": 8}, "must be matrices of rank 8, as its config has it"),
+    "a convolution": ({f"{DOWN}.lora_A.weight": np.ones((4, 3, 2, 2))}, {}, "is of a convolution, which is not merged"),
     "half": ({f"{QUERY}.lora_A.weight": np.ones((4, 6))}, {}, "lacks its other matrix (lora_A, lora_B)"),
     "another base": (matrices("model.layers.0.mlp.router", 6, 6), {}, "mlp.router.weight, which it changes, is not in"),
     "other shapes": (matrices(QUERY, 7, 6), {}, f"does not fit {QUERY}.weight (6, 6) of the base"),
