@@ -42,8 +42,8 @@ __all__ = [
 _READERS = {
     "safetensors": ("safetensors", "open_safetensors"),
     "torch": ("dcp.opening", "open_torch"),
-    "npz": ("npz", "NpzReader"),
-    "msgpack": ("msgpack.reader", "MsgpackReader"),
+    "npz": ("npz", "open_npz"),
+    "msgpack": ("msgpack.reader", "open_msgpack"),
     "orbax": ("orbax.reader", "OrbaxReader"),
     "dcp": ("dcp.reader", "DcpReader"),
     "gguf": ("gguf.reader", "GgufReader"),
@@ -190,7 +190,7 @@ def _reader_of(path: Path, format: str | None, step: int | None, item: str | Non
             raise bad(path, f"its extension says no format; {remedy}")
     if format not in _READERS:
         raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_READERS)}")
-    if path.is_dir() and format in ("npz", "msgpack", "gguf", "pickle", "equinox", "keras"):
+    if path.is_dir() and format in ("gguf", "pickle", "equinox", "keras"):
         raise bad(path, f"is a folder, which no {format} is")
     open_one = _load(_READERS[format])
     try:
@@ -286,9 +286,6 @@ def _older(run: Path, chosen: Mapping[str, int | str]) -> str:
 
 def _undecided(folder: Path) -> str:
     """Return why a folder is not read: it contains several checkpoints, or none."""
-    index = next((below.name for below in folder.iterdir() if below.name.endswith(".msgpack.index.json")), "")
-    if index:
-        return f"{mistaken.FLAX_SHARDS} ({printable(index)})"
     weights = _weights_among(below.name for below in folder.iterdir())
     names = sorted(name for name in weights if not _format_of_index(name))
     if names:
@@ -362,10 +359,12 @@ def _kind_of(folder: Path) -> tuple[Path, str] | None:
         return folder, "torch"
     single = [name for name in weights if name.endswith((".npz", ".msgpack", ".gguf"))]
     if len(single) > 1:
-        from .shards import is_numbered
+        from .shards import is_cut, is_numbered
 
-        is_cut = all(name.endswith(".gguf") for name in single) and is_numbered(single)
-        single = single[:1] if is_cut else single
+        formats = {SUFFIXES[Path(name).suffix] for name in single}
+        if formats <= {"npz", "msgpack"} and len(formats) == 1 and is_cut(single):
+            return folder, formats.pop()
+        single = single[:1] if formats == {"gguf"} and is_numbered(single) else single
     single = single or [name for name in weights if name.endswith(".keras")] or _keras_weights(list(weights))
     if len(single) == 1:
         return folder / single[0], {**SUFFIXES, ".json": "keras"}[Path(single[0]).suffix]

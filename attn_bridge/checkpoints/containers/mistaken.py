@@ -105,12 +105,6 @@ MAPS, TEXTS = (
 )
 """First bytes of a map, and of a text, in msgpack: `flax.training.checkpoints` gives its files no extension."""
 
-FLAX_SHARDS = (
-    "holds a Flax model of transformers 4 in several files, which are not read together: load it there, and save it "
-    'with save_pretrained(FOLDER, max_shard_size="1000GB")'
-)
-"""Kind of a folder whose index names several msgpack files, and a remedy."""
-
 ZARR = (
     "holds a folder of Zarr for each array, as T5X and older Megatron save it: load it with their own tool (T5X: "
     "t5x.checkpoints.load_t5x_checkpoint), and save the arrays by numpy.savez"

@@ -16,8 +16,9 @@ import numpy as np
 
 from ...printable import printable
 from ...whole_files import JsonObject
-from .base import MAX_HEADER, MAX_TENSORS, TensorInfo, numpy_dtype
+from .base import MAX_HEADER, MAX_TENSORS, Reader, TensorInfo, numpy_dtype
 from .files import DTYPES, bad, check_count, check_dtype, check_name, check_shape, leads_out, parse_json
+from .shards import ShardedReader, open_parts
 from .sources import OrderedReader
 from .strided import StridedTensor, c_strides
 from .writing import dump_json
@@ -179,6 +180,17 @@ class NpzReader(OrderedReader[StridedTensor]):
             return member.read(begin + start, count)
 
         self._stored[name] = saved_array(info, read, fortran=fortran, dtype=dtype)
+
+
+class ShardedNpzReader(ShardedReader):
+    """A folder of files that a model is cut into, as MLX writes them: ``weights.00.npz``."""
+
+    format: ClassVar[str] = "npz"
+
+
+def open_npz(path: Path, folder: Path | None = None) -> Reader:
+    """Open a file, or the numbered files of a folder."""
+    return open_parts(path, folder, NpzReader, ShardedNpzReader, ".npz")
 
 
 class NpzWriter(ArchiveWriter):

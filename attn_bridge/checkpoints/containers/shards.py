@@ -214,6 +214,56 @@ def is_numbered(names: Iterable[str]) -> bool:
     return len({hit and hit.group("stem", "count", "ending") for hit in hits}) == 1 and hits[0] is not None
 
 
+COUNTED = re.compile(r"(?P<front>.*?)(?P<number>[0-9]+)(?P<ending>[^0-9]*)")
+"""Names of files with a number, such as MLX's ``weights.00.npz``: the last number in them."""
+
+
+def is_cut(names: Iterable[str]) -> bool:
+    """Return whether files may be the parts of one model by their names, which differ by a number alone.
+
+    That is the number of ``X-00001-of-00003.npz``, or the last one, which counts from 0 or 1: ``X.00.npz``.
+    """
+    names = list(names)
+    if is_numbered(names):
+        return True
+    hits = [hit for name in names if (hit := COUNTED.fullmatch(name))]
+    numbers = sorted(int(hit["number"]) for hit in hits)
+    is_alike = len(hits) == len(names) > 1 and len({hit.group("front", "ending") for hit in hits}) == 1
+    return is_alike and numbers in (list(range(len(names))), list(range(1, len(names) + 1)))
+
+
+def note_on_parts(names: Sequence[str]) -> tuple[str, ...]:
+    """Return a note on the files that are read as one model, where their names do not have the number of all."""
+    return () if is_numbered(names) else (f"read as one model: {listed(list(map(printable, names)), SHOWN)}",)
+
+
+def open_parts(
+    path: Path, folder: Path | None, open_one: Callable[..., Reader], sharded: type[ShardedReader], ending: str
+) -> Reader:
+    """Open a file, or the files that a folder's model is cut into, of a container without indexes.
+
+    Args:
+        path: file or folder.
+        folder: folder that the file may not lead out of, if any.
+        open_one: opens a file of a folder.
+        sharded: the reader of several.
+        ending: extension of the files.
+
+    Raises:
+        CheckpointError: the folder's files are not the parts of a model, or one is malformed.
+    """
+    if not path.is_dir():
+        single = open_one(path, folder)
+        single.notes += note_on_part(path.name)
+        return single
+    names = sorted(one.name for one in path.iterdir() if one.suffix == ending and not one.name.startswith("."))
+    if not is_cut(names):
+        raise bad(path, f"is a folder, which no {sharded.format} is")
+    reader = sharded(path, None, open_one, tuple(names))
+    reader.notes += note_on_parts(names)
+    return reader
+
+
 def _absent(names: Collection[str]) -> list[str]:
     """Return the missing files of sets whose names contain their number: ``model-00001-of-00003``.
 

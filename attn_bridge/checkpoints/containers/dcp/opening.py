@@ -13,7 +13,7 @@ from .. import mistaken
 from ..base import CheckpointError, Reader
 from ..files import bad, listed
 from ..remote import open_all
-from ..shards import GONE, ShardedReader, index_of, is_numbered, is_stale, note_on_part
+from ..shards import GONE, ShardedReader, index_of, is_cut, is_numbered, is_stale, note_on_part, note_on_parts
 from ..sources import inside
 from ..torch_file import TorchReader
 from .consolidated import SplitReader, check_numbers
@@ -64,6 +64,14 @@ def open_torch(path: Path) -> Reader:
     first = _first_of(path, names) if len({family_of(name) for name in names}) == 1 else None
     if first is not None and first.is_of_rank:
         return _with_ranks(path, path, first)
+    if first is not None and not kind and is_cut(names):
+        files = {names[0]: first, **_opened(path, names[1:])}
+        if len(set().union(*(one.tensors for one in files.values()))) == sum(
+            len(one.tensors) for one in files.values()
+        ):
+            reader = ShardedTorchReader(path, None, lambda file, _: files[file.name], tuple(names))
+            reader.notes += note_on_parts(names)
+            return reader
     if kind or first is None or len(names) != 1:
         which = f"name one of them: {listed(list(map(printable, names)), 5)}"
         raise bad(path, kind or f"has {len(names)} files of torch.save and no index; {which}")

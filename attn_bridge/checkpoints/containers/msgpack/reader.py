@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ....printable import printable
-from ..base import MAX_AXES, TensorInfo
+from ..base import MAX_AXES, Reader, TensorInfo
 from ..files import MAX_NODES, bad, check_count, check_dtype, check_name, check_shape, listed
+from ..shards import ShardedReader, open_parts
 from ..sources import FileReader
 from . import CHUNKED
 from .values import Head, Scanner
@@ -162,3 +164,14 @@ class MsgpackReader(FileReader):
         if set(pieces) != {str(index) for index in range(count)}:
             raise self._scan.bad(f"{printable(name)} is no array in pieces: one is missing")
         return [pieces[str(index)] for index in range(count)]
+
+
+class ShardedMsgpackReader(ShardedReader):
+    """A folder of files that a model is cut into, as transformers 4 writes those of Flax."""
+
+    format: ClassVar[str] = "msgpack"
+
+
+def open_msgpack(path: Path, folder: Path | None = None) -> Reader:
+    """Open a file, or the numbered files of a folder."""
+    return open_parts(path, folder, MsgpackReader, ShardedMsgpackReader, ".msgpack")

@@ -249,8 +249,6 @@ def test_an_empty_archive_is_no_file_of_torch(tmp_path):
         ([f"layer_0{n}-model_00-model_states.pt" for n in (1, 2)], "holds a file for each layer"),
         ([f"model_world_size_2_rank_{n}.pt" for n in (0, 1)], "holds the part of the weights that each rank of FSDP"),
         (["checkpoint_metadata.json", "model/model/decoder/0/x.safetensors"], "is a checkpoint of nanotron"),
-        ([f"flax_model-0000{n}-of-00002.msgpack" for n in (1, 2)] + ["flax_model.msgpack.index.json"],
-         "holds a Flax model of transformers 4 in several files, which are not read together: load it there"),
         (["target.decoder.kernel/.zarray", "checkpoint"], "holds a folder of Zarr for each array, as T5X and older"),
         (["model.kernel/.zarray", "common.pt"], "holds a folder of Zarr for each array, as T5X and older Megatron"),
         (["a.pt", "b.pt"], "has 2 files of torch.save and no index; name one of them: a.pt; b.pt"),

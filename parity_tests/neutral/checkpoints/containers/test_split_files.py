@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import h5py
 import numpy as np
@@ -173,6 +174,35 @@ def test_numbered_files_of_torch_without_their_index_are_one_model(tmp_path):
     (source / names[0]).unlink()
     with pytest.raises(CheckpointError, match=rf"in: these files of it are missing: {names[0]}$"):
         checkpoints.convert(source, tmp_path / "other", to_layout="same")
+
+
+@pytest.mark.parametrize("ending", ["npz", "msgpack", "pt"])
+@pytest.mark.parametrize("name", ["weights.0{}", "flax_model-0000{}-of-00002", "layer_{}"])
+def test_files_whose_names_differ_by_a_number_are_one_model(tmp_path, name, ending):
+    source, arrays = tmp_path / "in", {f"l{number}.w": np.full(3, number, np.float32) for number in (1, 2)}
+    source.mkdir()
+    files = {one: f"{name.format(one[1])}.{ending}" for one in arrays}
+    for one, file in files.items():
+        info = TensorInfo(one, "float32", (3,))
+        writer = containers.make_writer(containers.format_of(source / file), source / file, [info], {})
+        writer.write(one, arrays[one])
+        writer.finish()
+    note = () if "-of-" in name else (f"read as one model: {'; '.join(files.values())}",)
+    assert checkpoints.inspect(source).notes == note
+    checkpoints.convert(source, tmp_path / "out", to_layout="same")
+    assert bits(checkpoints.read(tmp_path / "out")) == bits(arrays)
+    assert checkpoints.verify(source, tmp_path / "out").passed
+    shutil.copy(source / files["l1.w"], source / files["l2.w"])  # two checkpoints, and no parts of one
+    with pytest.raises(CheckpointError, match=r"name one of|give a folder of one model's files"):
+        checkpoints.inspect(source)
+
+
+@pytest.mark.parametrize("names", [("weights.00.npz", "weights.02.npz"), ("w1.npz", "w01.npz"), ("a1.npz", "b2.npz")])
+def test_files_whose_numbers_have_gaps_are_no_model(tmp_path, names):
+    for number, name in enumerate(names):
+        np.savez(tmp_path / name, **{f"x{number}": np.ones(2)})
+    with pytest.raises(CheckpointError, match="does not determine which checkpoint is meant"):
+        checkpoints.inspect(tmp_path)
 
 
 def indexed(folder, files):
