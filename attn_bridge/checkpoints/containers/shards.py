@@ -73,6 +73,7 @@ class ShardedReader(Reader):
         if twice:
             choice = f"name one of the files: {listed(sorted(files))}"
             choice = "give a folder of one model's files alone" if any(map(NUMBERED.fullmatch, files)) else choice
+            choice = choice if index is None else "each must be in the file that the index names alone"
             raise bad(folder, f"tensors come twice: {listed(twice, SHOWN)}; {choice}")
         if weight_map is not None:
             self._compare(weight_map)
@@ -214,22 +215,22 @@ def is_numbered(names: Iterable[str]) -> bool:
     return len({hit and hit.group("stem", "count", "ending") for hit in hits}) == 1 and hits[0] is not None
 
 
-COUNTED = re.compile(r"(?P<front>.*?)(?P<number>[0-9]+)(?P<ending>[^0-9]*)")
-"""Names of files with a number, such as MLX's ``weights.00.npz``: the last number in them."""
-
-
 def is_cut(names: Iterable[str]) -> bool:
     """Return whether files may be the parts of one model by their names, which differ by a number alone.
 
-    That is the number of ``X-00001-of-00003.npz``, or the last one, which counts from 0 or 1: ``X.00.npz``.
+    That is the number of ``X-00001-of-00003.npz``, or one that counts from 0 or 1: ``X.00.npz``, ``X_0001_0.pt``.
     """
     names = list(names)
     if is_numbered(names):
         return True
-    hits = [hit for name in names if (hit := COUNTED.fullmatch(name))]
-    numbers = sorted(int(hit["number"]) for hit in hits)
-    is_alike = len(hits) == len(names) > 1 and len({hit.group("front", "ending") for hit in hits}) == 1
-    return is_alike and numbers in (list(range(len(names))), list(range(1, len(names) + 1)))
+    pieces = [re.split(r"([0-9]+)", name) for name in names]  # texts and numbers in turn
+    if len(names) < 2 or len({len(parts) for parts in pieces}) > 1:
+        return False
+    differing = [position for position, column in enumerate(zip(*pieces, strict=True)) if len({*column}) > 1]
+    if len(differing) != 1 or differing[0] % 2 == 0:
+        return False
+    numbers = sorted(int(parts[differing[0]]) for parts in pieces)
+    return numbers in (list(range(len(names))), list(range(1, len(names) + 1)))
 
 
 def note_on_parts(names: Sequence[str]) -> tuple[str, ...]:

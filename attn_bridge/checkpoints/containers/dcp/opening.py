@@ -61,8 +61,9 @@ def open_torch(path: Path) -> Reader:
         files = open_all(lambda file: TorchReader(file, path), check_numbers(path, names))
         return SplitReader(path, dict(zip(names, files, strict=True)))
     kind = mistaken.run_of(names)
-    first = _first_of(path, names) if len({family_of(name) for name in names}) == 1 else None
-    if first is not None and first.is_of_rank:
+    is_alike = len({family_of(name) for name in names}) == 1
+    first = _first_of(path, names) if is_alike or is_cut(names) else None
+    if is_alike and first is not None and first.is_of_rank:
         return _with_ranks(path, path, first)
     if first is not None and not kind and is_cut(names):
         files = {names[0]: first, **_opened(path, names[1:])}

@@ -177,7 +177,7 @@ def test_numbered_files_of_torch_without_their_index_are_one_model(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["npz", "msgpack", "pt"])
-@pytest.mark.parametrize("name", ["weights.0{}", "flax_model-0000{}-of-00002", "layer_{}"])
+@pytest.mark.parametrize("name", ["weights.0{}", "flax_model-0000{}-of-00002", "hf_model_000{}_0"])
 def test_files_whose_names_differ_by_a_number_are_one_model(tmp_path, name, ending):
     source, arrays = tmp_path / "in", {f"l{number}.w": np.full(3, number, np.float32) for number in (1, 2)}
     source.mkdir()
