@@ -139,10 +139,10 @@ def kept_problems(manifest: Manifest) -> dict[str, str]:
     return problems
 
 
-def stamps(reader: Reader, *, anew: bool = False) -> list[tuple[str, int, int]]:
-    """Return path, size and modification time of the source's files, to detect changes.
+def stamps(reader: Reader, *, anew: bool = False) -> list[tuple[str, int, int, int]]:
+    """Return path, size, and times of modification and of change of the source's files, to detect changes.
 
-    Metadata of stores is that from opening the source, or fetched again on request.
+    The second time, which nothing sets back, differs after a write that kept the first. Metadata of stores is that from opening the source, or fetched again on request.
 
     Raises:
         CheckpointError: a file is gone.
@@ -150,7 +150,8 @@ def stamps(reader: Reader, *, anew: bool = False) -> list[tuple[str, int, int]]:
     if anew:
         remote.forget(reader.path)
     try:
-        return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
+        status = [(str(path), path.stat()) for path in reader.files()]
+        return [(path, one.st_size, one.st_mtime_ns, getattr(one, "st_ctime_ns", 0)) for path, one in status]
     except OSError as error:
         raise CheckpointError(f"{reader.path} changed while it was read: {error.strerror}") from None
 

@@ -14,6 +14,9 @@ from .files import bad, check_count, check_name, listed, parse_json
 from .remote import open_all
 from .sources import inside, read_file
 
+MAX_CHAIN = 8
+"""Names that metadata leads from one to the next, at most."""
+
 SHOWN = 3
 """Tensors and files that an error names at most."""
 
@@ -175,11 +178,14 @@ def share(
     Raises:
         CheckpointError: there are too many, or a name has control characters.
     """
-    shared = {
-        name: stored
-        for name, stored in sorted(metadata.items(), key=lambda item: item[0])  # safetensors writes them in no order
-        if isinstance(stored, str) and stored in tensors and name not in tensors
-    }
+    shared: dict[str, str] = {}
+    for name in sorted(metadata):  # safetensors writes them in no order
+        stored, steps = metadata[name], 0
+        # A name may lead to another one that was left out: a file that has all of them would be read as more.
+        while isinstance(stored, str) and stored not in tensors and steps < MAX_CHAIN:
+            stored, steps = metadata.get(stored), steps + 1
+        if isinstance(stored, str) and stored in tensors and name not in tensors:
+            shared[name] = stored
     check_count(path, len(tensors) + len(shared))
     for name, stored in shared.items():
         info = tensors[stored]

@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import open_reader
 from attn_bridge.checkpoints.containers.files import MAX_HEADER
 
@@ -28,6 +29,16 @@ def test_a_right_file_made_by_hand_is_read(tmp_path):
     path = raw(tmp_path / "x.safetensors", {"a": entry(0, 3), "b": entry(3, 4)}, b"abcd")
     with open_reader(path) as reader:
         assert reader.read("b").tobytes() == b"d"
+
+
+@pytest.mark.parametrize("names", [{"b": "a", "c": "b", "d": "c"}, {"x": "y", "y": "x", "z": "z", "b": "a"}])
+def test_names_that_lead_to_one_another_are_the_same_for_the_next_reader(tmp_path, names):
+    """The target has the metadata of the source, which must not add tensors to those that were written."""
+    source = raw(tmp_path / "x.safetensors", {"__metadata__": names, "a": entry(0, 3)}, b"abc")
+    checkpoints.convert(source, tmp_path / "y.safetensors", to_layout="same")
+    assert checkpoints.verify(source, tmp_path / "y.safetensors").passed
+    written = {"a", *(name for name in "bcd" if name in names)}
+    assert checkpoints.read(tmp_path / "y.safetensors").keys() == written
 
 
 @pytest.mark.parametrize(

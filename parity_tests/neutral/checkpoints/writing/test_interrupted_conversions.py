@@ -26,7 +26,8 @@ from ..checkpoint_files import folder, interrupted, made, sharded, tree, write
 from ..checkpoints import gpt
 
 
-def test_a_source_that_changes_under_way_is_noticed(tmp_path):
+@pytest.mark.parametrize("keeps_time", [False, True], ids=["", "with its time kept"])
+def test_a_source_that_changes_under_way_is_noticed(tmp_path, keeps_time):
     source = sharded(tmp_path / "hf")
     touched = []
 
@@ -34,9 +35,11 @@ def test_a_source_that_changes_under_way_is_noticed(tmp_path):
         if name and not touched:
             touched.append(name)
             file = source / "model-00004-of-00004.safetensors"
-            data = bytearray(file.read_bytes())
+            data, status = bytearray(file.read_bytes()), file.stat()
             data[-1] ^= 1
             file.write_bytes(data)
+            if keeps_time:  # as rsync --inplace does
+                os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     with pytest.raises(CheckpointError, match="changed while it was read"):
         checkpoints.convert(source, tmp_path / "flax", progress=touch)
