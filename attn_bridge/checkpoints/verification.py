@@ -142,7 +142,8 @@ def kept_problems(manifest: Manifest) -> dict[str, str]:
 def stamps(reader: Reader, *, anew: bool = False) -> list[tuple[str, int, int, int]]:
     """Return path, size, and times of modification and of change of the source's files, to detect changes.
 
-    The second time, which nothing sets back, differs after a write that kept the first. Metadata of stores is that from opening the source, or fetched again on request.
+    The second time, which nothing sets back, differs after a write that kept the first. Metadata of stores is that from
+    opening the source, or fetched again on request.
 
     Raises:
         CheckpointError: a file is gone.
