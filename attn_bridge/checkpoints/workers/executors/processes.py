@@ -152,26 +152,31 @@ class Watched:
     def _listen(self, child: Child, name: str) -> None:
         """Read the reports of a process until it ends."""
         has_error = False
-        for line in child.stdout:
-            try:
-                message = json.loads(line)
-            except ValueError:  # printed by a library, or cut short by a kill
-                continue
-            if not isinstance(message, dict):
-                continue
-            if "error" in message:
-                has_error = True
-                kind = DiskFullError if message.get("is_full") else CheckpointError
-                self._errors.append(kind(message["error"]))
-            else:
-                try:
-                    self._advance(message["done"], message["name"])
-                except Exception as error:  # raised by the progress callback
-                    self._errors.append(error)
+        with contextlib.suppress(ValueError):  # closed, by a `stop` while this thread was about to start
+            for line in child.stdout:
+                has_error |= self._take(line)
         status = child.wait()
         if status and not has_error:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             self._errors.append(CheckpointError(f"{name} (process {child.pid}) {how}"))
+
+    def _take(self, line: bytes) -> bool:
+        """Take one line of a process, and return whether it reports an error."""
+        try:
+            message = json.loads(line)
+        except ValueError:  # printed by a library, or cut short by a kill
+            return False
+        if not isinstance(message, dict):
+            return False
+        if "error" in message:
+            kind = DiskFullError if message.get("is_full") else CheckpointError
+            self._errors.append(kind(message["error"]))
+            return True
+        try:
+            self._advance(message["done"], message["name"])
+        except Exception as error:  # raised by the progress callback
+            self._errors.append(error)
+        return False
 
     def check(self) -> None:
         """Raise the first error of a process."""

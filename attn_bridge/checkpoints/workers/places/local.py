@@ -89,12 +89,13 @@ class LocalPlace(StagingPlace):
                 # none: a folder without the lock of its run would be in the way of the next one.
                 if name != "workers":
                     self.folder.mkdir(exist_ok=True)
-                handle = (self.folder / name).open("wb")
-            except FileNotFoundError as error:
-                if name == "workers" or not self.folder.parent.exists():
-                    raise unwritable(self.folder, error) from None
-                continue  # it was just published
             except OSError as error:
+                raise unwritable(self.folder, error) from None
+            try:
+                handle = (self.folder / name).open("wb")
+            except OSError as error:
+                if isinstance(error, FileNotFoundError) and name != "workers":
+                    continue  # it was just published
                 raise unwritable(self.folder, error) from None
             with handle:
                 # Between opening and locking the file may have been deleted: a lock on it would not stop a process

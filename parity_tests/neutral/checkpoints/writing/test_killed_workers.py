@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.workers.executors.nursery import Nursery
-from attn_bridge.checkpoints.workers.executors.processes import Processes
+from attn_bridge.checkpoints.workers.executors.processes import Processes, Watched
 from attn_bridge.checkpoints.workers.places.local import LocalPlace
 from parity_tests.support.calls import cover
 
@@ -116,6 +118,19 @@ def test_an_interrupt_while_workers_start_ends_them_and_leaves_nothing(tmp_path,
     assert started
     assert all(child.poll() is not None for child in started)
     assert not any(tmp_path.iterdir())
+
+
+def test_reports_that_are_closed_while_they_are_read_end_quietly():
+    """An interrupt stops the workers before the thread that reads their reports is known to run."""
+    reports = io.BytesIO(b'{"done": 1, "name": "x"}\n')
+    child, advanced = types.SimpleNamespace(stdout=reports, wait=lambda: 0), []
+
+    def advance(*report):
+        advanced.append(report)
+        reports.close()
+
+    Watched(advance)._listen(child, "worker 0")
+    assert advanced == [(1, "x")]
 
 
 def test_a_worker_makes_no_folder_for_a_run_that_has_ended(tmp_path):
