@@ -20,16 +20,16 @@ from ..sides.modes import Modes
 from ..sides.subject import Returned
 from . import LAWS
 from .batches import batch_invariance, row_permutation
-from .caches import cached, chunked
-from .documents import document_isolation
 from .dtypes import output_dtype
 from .gradients import gradients
 from .heads import head_permutation
 from .layout import Axes, layout_of
 from .modes import determinism
-from .order import causality, key_permutation
-from .padding import padding_invariance
 from .report import PURPOSES, LawsReport, LawVerdict
+from .sequences.caches import cached, chunked
+from .sequences.documents import document_isolation
+from .sequences.order import causality, key_permutation
+from .sequences.padding import padding_invariance
 from .side import REFUSALS, LawResult, NotTriedError, OneSide, failed
 
 _FUNCTIONS: dict[str, Callable[[OneSide, Axes], LawResult]] = {

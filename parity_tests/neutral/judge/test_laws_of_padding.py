@@ -7,9 +7,9 @@ import types
 import numpy as np
 import pytest
 
-from attn_parity.laws import padding
 from attn_parity.laws.layout import Axes, layout_of
 from attn_parity.laws.report import LawsReport, LawVerdict
+from attn_parity.laws.sequences import padding
 from attn_parity.laws.side import NotTriedError
 from attn_parity.sides.function import Function
 from attn_parity.sides.subject import Arguments

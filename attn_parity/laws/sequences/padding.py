@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..sides.arrays import is_float
-from ..sides.subject import Arguments, Array
-from .batches import Batch
-from .layout import Axes, scaled_axes
+from ...sides.arrays import is_float
+from ...sides.subject import Arguments, Array
+from ..batches import Batch
+from ..layout import Axes, scaled_axes
+from ..side import REFUSALS, SAME, Gap, LawResult, NotTriedError, OneSide
 from .order import CONTEXTS, sequence_leaves
-from .side import REFUSALS, SAME, Gap, LawResult, NotTriedError, OneSide
 
 REAL = ("attention_mask", "padding_mask", "input_mask")
 """Arguments that are true, or 1, for real tokens."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..sides.subject import Array
-from .layout import Axes
+from ...sides.subject import Array
+from ..layout import Axes
+from ..side import REFUSALS, Gap, LawResult, NotTriedError, OneSide, failed
 from .order import changed_from, token_axes
-from .side import REFUSALS, Gap, LawResult, NotTriedError, OneSide, failed
 
 DOCUMENTS = (
     *("documents", "document_ids", "doc_ids", "segment_ids", "segments", "seq_idx", "sequence_ids", "seq_ids"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ..sides.arrays import is_float
-from .side import OneSide
+from ...sides.arrays import is_float
+from ..side import OneSide
 
 FLAGS = ("is_causal", "causal")
 """Attributes and arguments of modules that are causal where they are true."""

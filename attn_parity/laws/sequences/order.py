@@ -6,11 +6,11 @@ import itertools
 
 import numpy as np
 
-from ..sides.arrays import is_float
-from ..sides.subject import Arguments, Array
+from ...sides.arrays import is_float
+from ...sides.subject import Arguments, Array
+from ..layout import Axes, orders, scaled_axes
+from ..side import REFUSALS, SAME, Gap, LawResult, NotTriedError, OneSide
 from .claims import claims_causality, claims_no_positions
-from .layout import Axes, orders, scaled_axes
-from .side import REFUSALS, SAME, Gap, LawResult, NotTriedError, OneSide
 
 TRIPLES = (("query", "key", "value"), ("q", "k", "v"), ("inputs_q", "inputs_k", "inputs_v"))
 """Names of arguments that hold one sequence three times in self-attention."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..sides.subject import Array
-from .layout import Axes
+from ...sides.subject import Array
+from ..layout import Axes
+from ..side import REFUSALS, Gap, LawResult, NotTriedError, OneSide, failed
 from .order import is_causal
-from .side import REFUSALS, Gap, LawResult, NotTriedError, OneSide, failed
 
 STATES = (
     *("cache", "kv_cache", "past_key_value", "past_key_values", "layer_past", "past", "past_kv"),
