@@ -26,7 +26,7 @@ from . import few_queries
 from .block_operands import Operands, pad, sum_over_keys, swap_last_axes, times, times_transposed, transposed_times
 from .block_plan import SMALL_BLOCK, BlockPlan, Columns, Shape, block_sizes
 from .call import KernelCall
-from .differentiation import Passes, attention, gradient_of_sinks
+from .derivatives.differentiation import Passes, attention, gradient_of_sinks
 
 Results = TypeVar("Results")
 

@@ -26,7 +26,7 @@ from attn_kernels.description import intervals
 from . import blocked, few_queries
 from .block_plan import BlockPlan, Shape, block_sizes
 from .call import KernelCall
-from .differentiation import attention
+from .derivatives.differentiation import attention
 from .flash_primitives import PASSES, register
 
 __all__ = ["PASSES", "attend", "attend_with_lse", "register", "unavailable", "unprofitable", "unsupported"]

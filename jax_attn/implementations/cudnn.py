@@ -9,8 +9,8 @@ from jaxtyping import Float
 
 from attn_bridge import masks
 
-from .backward_only import with_gradients_alone
 from .call import KernelCall
+from .derivatives.backward_only import with_gradients_alone
 
 
 def unavailable() -> str | None:

@@ -22,7 +22,7 @@ from attn_bridge.masks import ArrayMask
 from . import reference
 from .block_operands import varying_with
 from .call import KernelCall
-from .slopes import Operands, Slopes, tangents_of
+from .derivatives.slopes import Operands, Slopes, tangents_of
 
 MAX_QUERIES = 16
 """More queries share a block's keys well enough for `blocked`."""

@@ -23,7 +23,7 @@ from attn_kernels.description import describe, intervals
 
 from . import blocked
 from .block_plan import BlockPlan
-from .differentiation import Passes, gradient_of_sinks
+from .derivatives.differentiation import Passes, gradient_of_sinks
 
 
 def forward(plan: BlockPlan, query: Array, key: Array, value: Array, *others: Array) -> tuple[Array, Array, Array]:

@@ -22,8 +22,8 @@ from jaxtyping import Float, Int
 from attn_bridge.masks import Band, Mask, as_band, as_pieces
 
 from . import blocked
-from .backward_only import with_gradients_alone
 from .call import KernelCall
+from .derivatives.backward_only import with_gradients_alone
 
 LANES = 128
 """Lengths of blocks and widths of heads are multiples of it."""

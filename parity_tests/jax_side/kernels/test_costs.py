@@ -7,7 +7,8 @@ import pytest
 
 from attn_bridge import masks
 from jax_attn import functional
-from jax_attn.implementations import block_plan, differentiation
+from jax_attn.implementations import block_plan
+from jax_attn.implementations.derivatives import differentiation
 
 from .attention_calls import arrays, loss, padding
 

@@ -13,8 +13,8 @@ from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Float
 
-from .block_operands import varying_alike
-from .block_plan import BlockPlan
+from ..block_operands import varying_alike
+from ..block_plan import BlockPlan
 from .slopes import INPUTS, Operands, Slopes, tangents_of
 
 

@@ -17,7 +17,7 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .call import KernelCall
+from ..call import KernelCall
 
 REASON = "has no forward-mode derivatives (jax.jvp, jax.jacfwd, jax.hessian)"
 ADVICE = f"{REASON}: name 'blocked' or 'reference', by implementation= or functional.use_implementation"
