@@ -1,4 +1,8 @@
-"""bitsandbytes: codes of 4 bits with a scale for each block of numbers, or int8 with a scale for each row."""
+"""bitsandbytes: codes of 4 bits with a scale for each block of numbers, or int8 with a scale for each row.
+
+Sources: codes of 4 bits, and scales that are quantised again, QLoRA (arXiv 2305.14314); int8, LLM.int8() (arXiv
+2208.07339).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """GPTQ and AWQ: whole numbers packed into words of 32 bits, with a scale and a zero point for each group of inputs.
 
 The weight of output ``o`` and input ``i`` is ``scale[g, o] * (number[i, o] - zero[g, o])``, in group ``g`` of ``i``.
-Files hold it as (inputs, outputs), the transpose of a torch Linear's weight.
+Files hold it as (inputs, outputs), the transpose of a torch Linear's weight. Sources: GPTQ arXiv 2210.17323, AWQ arXiv
+2306.00978.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from .schemes import KEYS, TEXT, method_name_of, scheme_of, weights_of
 from .source import Source
 
 MXFP4 = "MXFP4"
+# The block size of every format of OCP's Microscaling specification (MX 1.0): 32 numbers, one scale of 8 bits.
 GROUP = 32
 """Numbers that share a scale in MXFP4; two of them are in a byte."""
 
@@ -24,6 +25,7 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 SCALES = ("float32", "bfloat16", "float16", "float8_e8m0fnu", "uint8")
 """Dtypes of the scales of float8, uint8 being exponents (MXFP8): with all of them the product is exact in float64."""
 
+# DeepSeek-V3 quantises weights in tiles of 128 x 128 (arXiv 2412.19437, section 3.3.2).
 BLOCK = (128, 128)
 """Rows and columns per scale without a config.json, in DeepSeek's files and in `transformers`."""
 
