@@ -18,7 +18,7 @@ Given = ParamSpec("Given")
 
 
 class HasForward(Protocol[Forward]):
-    """A module, for type checkers."""
+    """A module by the type of its `forward`, for type checkers: a call of `Layer` has its arguments and its result."""
 
     @property
     def forward(self) -> Forward:

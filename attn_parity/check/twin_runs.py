@@ -139,7 +139,17 @@ def run_side(
     full: bool,
     stop: threading.Event,
 ) -> Results:
-    """Run one twin of a row in every precision and mode; runs `everywhere` are compiled as users compile them."""
+    """Run one twin of a row, on all samples, in every precision and mode.
+
+    Args:
+        framework: the twin's.
+        row: the variant and the case.
+        numbers: the samples, in float64.
+        dtypes: precisions to run in, as far as the case has them.
+        everywhere: run in all of `dtypes`, and compile every run as users do; else most are compiled quickly.
+        full: run the first case of every variant in all modes, not only where a mode was chosen for the variant.
+        stop: once set, the remaining runs are left out.
+    """
     backend = backends.load(framework)
     chosen = row.precisions(dtypes, everywhere)
     main, *others = MODES[framework]

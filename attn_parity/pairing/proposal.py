@@ -37,6 +37,7 @@ from .tensors import Pairing, Tensor, uncovered, unstacked, whole
 MAX_PERMUTED = 6
 """Most layers whose orders are all considered: 6! = 720, below the limit of four times `MAX_CANDIDATES`."""
 
+# At 0.5 a similar name can take a bias to another layer than its matrix.
 LAYER = 2.0
 """Added to the scores of tensors in a layer whose matrix is settled: twice the score of an equal role."""
 
@@ -170,7 +171,10 @@ def numbered_only(
 
 
 def as_run(links: Sequence[Link], uses: tuple[UseOrder, UseOrder]) -> tuple[Link, ...] | None:
-    """Return the same tensors paired by kind and words, and within these in the order in which both sides use them."""
+    """Return the same tensors paired by kind and words, and within these in the order in which both sides use them.
+
+    None if shapes leave no bijection.
+    """
     ours, theirs = (
         # Of tensors that one operation uses at once, the matrix comes before its bias.
         sorted(side, key=lambda tensor: (order.get(tensor.source, len(order)), -len(tensor.shape)))

@@ -195,7 +195,10 @@ class Live:
         return run.tables
 
     def same_literals(self, sample: Sample, dtype: str) -> bool:
-        """Run both sides in float64 once more and compare their literals; branches that are close count as others."""
+        """Run both sides in float64 once more and return whether they have the same literals, and any at all.
+
+        False without any literal: then only branches that are close can explain a difference.
+        """
         runs = [self.exact(side, sample, dtype, "literals", STILL) for side in SIDES]
         first, second = (run.tables for run in runs)
         are_same = first is not None and second is not None and first.equals(second)

@@ -109,8 +109,8 @@ def describe(report: Mapping[str, Any] | None, files: Sequence[str] = ()) -> lis
     """Return a parity report in Markdown, line by line: verdict, first divergence, unequal parts, versions.
 
     Args:
-        report: as returned by `read_report`, or None.
-        files: reports in the same repository.
+        report: as returned by `read_report`; None gives the commands that make one.
+        files: reports in the same repository, which are linked.
     """
     lines = ["## Parity", ""]
     if report is None:
