@@ -16,8 +16,6 @@ WIDE_ON_PURPOSE = ("residual_in_fp32", "fp32_residual", "fp32_residual_connectio
 KEPT = ("dtype", "carry_dtype")
 """Settings that name a dtype in which a part computes, or makes its first state, whatever its inputs are."""
 
-BITS = 8
-
 
 def output_dtype(side: OneSide, layout: Axes) -> LawResult:
     """Compare the dtypes of the outputs with that of the weights."""
@@ -44,7 +42,7 @@ def output_dtype(side: OneSide, layout: Axes) -> LawResult:
         tried.append(dtype)
         for name, output in zip(side.structure, outputs, strict=True):
             if is_float(output) and output.dtype.name not in {dtype, *declared}:
-                bits = [float(BITS * width_of(each)) for each in (dtype, output.dtype.name)]
+                bits = [float(8 * width_of(each)) for each in (dtype, output.dtype.name)]
                 gap = Gap(float("inf"), f"the number of bits of {name}", (), bits[0], bits[1])
                 why = f"{name} is {output.dtype.name} where all weights and inputs are {dtype}"
                 return LawResult(gap, why, f"in {output.dtype.name}", is_broken=True)
