@@ -218,6 +218,7 @@ def _speaks(fused: Sequence[Name], bundles: Sequence[PartBundle], others: Sequen
         # The last two terms break ties: fewer parts, and none with other tensors between them.
         score[:, k] += 0.5 * bool(bundle.word) - 0.01 * len(bundle.parts) - 0.1 * bundle.scattered
         for row, name in enumerate(fused):
+            # The name of the fused layer outweighs the words of the module around it, 1.0 and 0.5 in `likeness`.
             score[row, k] += 2.0 * bool(name.fused and name.fused == bundle.word)
             score[row, k] += 0.25 * bool(len(bundle.parts) == usual.get(name.fused))
     return score

@@ -17,6 +17,7 @@ from attn_bridge.weights import Rule
 
 from .tensors import Match, Tensor
 
+# 3! = 6: three axes of one size in any order.
 MAX = 6
 """Most axis patterns to keep for one pair."""
 

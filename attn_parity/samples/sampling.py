@@ -145,6 +145,7 @@ class Effort:
         """Return fresh samples that decide where precision was in doubt."""
         many, copies = (AGAIN * seeds, COPIES) if self.quick else (1 if self.large else 4, 1)
         return [
+            # Seeds behind those of the first look, of which there are at most `MAX_SEEDS` (1,000): fresh numbers.
             Planned("held" if n % 4 == 3 and transfer else "own", 2000 + n, copy, first_seed + 10_000 + n)
             for n in range(many)
             for copy in range(copies)

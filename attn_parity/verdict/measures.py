@@ -16,7 +16,8 @@ from ..samples.sampling import Sample
 from ..sides.arrays import release, unit_of
 from ..sides.subject import Array
 
-# About 4,500 units of float64 (2.2e-16).
+# About 4,500 units of float64 (2.2e-16). Of 22,368 tensors of 99 right pairs (`fault_lab`, seeds from 81,000), 97.5 %
+# were within 1e-14 and all but 9 within this limit; those 9 were within what `ROUNDING_FACTOR` allows.
 MEANING_LIMIT = 1e-12
 # Measured on 2,448 outputs and gradients of a pre-norm block in float32, torch and JAX against float64, over scales of
 # inputs and weights: the rms errors of right pairs differ by a factor of up to 2.26, the largest errors by up to 4.94.
@@ -28,6 +29,7 @@ FLOOR_ULPS = 0.5
 GROUP_FACTOR = 4.0
 """A single group may be this many times further off than all groups together: it holds only a few roundings."""
 
+# Of the tensors counted above, those more than 3e-13 apart were so by at most 16 times what the errors predict.
 ROUNDING_FACTOR = 100.0
 """Float64 results may differ by this many times what their rounding errors in low precision predict."""
 
