@@ -15,9 +15,13 @@ Form = Literal["chunked", "recurrent"]
 FORMS: tuple[Form, ...] = ("chunked", "recurrent")
 """``chunked`` computes many tokens at once, ``recurrent`` one after the other; the numbers are the same."""
 
+# One core, 8 heads of 64, 2,048 tokens, gated delta rule: 62, 76, 101, 192 and 1,970 ms by chunks of 16, 32, 64, 128
+# and 256 tokens; of Mamba-2 71, 64, 64, 108 and 429. Longer chunks make fewer steps, one after the other.
 CHUNK_SIZE = 64
 """Tokens of a chunk: within one, work grows with the square of their number."""
 
+# One core, 2,048 tokens, chunks of 4, 8, 16, 32 and 64: Kimi Delta Attention (8 heads of 64) takes 321, 572, 869, 1,650
+# and 3,300 ms, Mamba (512 channels of 16) 347, 365, 538, 711 and 844.
 CHANNEL_CHUNK_SIZE = 16
 """Tokens of a chunk if every channel has a separate decay: a chunk holds a decay per channel and pair of tokens."""
 

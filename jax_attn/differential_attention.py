@@ -61,6 +61,8 @@ class DifferentialAttention(Layer):
         self.W_key = linear(config.d_in, key_width, config.qkv_bias, **options)
         self.W_value = linear(config.d_in, key_width, config.qkv_bias, **options)
         self.out_proj = linear(query_width, config.d_out, config.out_bias, **options)
+        # The published start: normal numbers with a deviation of 0.1 (arXiv 2410.05258, and `lambda_std_dev` of
+        # DiffLlama).
         self.lambda_q1 = parameter(0.1 * normal((config.head_dim,), **options))
         self.lambda_k1 = parameter(0.1 * normal((config.head_dim,), **options))
         self.lambda_q2 = parameter(0.1 * normal((config.head_dim,), **options))

@@ -62,6 +62,7 @@ class GatedDeltaNet(RecurrentLayer):
         self.W_alpha = linear(d_in, heads, bias=False, **options)
         self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **options)
         self.dt_bias = filled(heads, 1.0, **options)
+        # The published layer (Qwen3-Next) draws rates from 0.01 on: the logarithm of 0 is not finite.
         self.A_log = parameter(decayed.initial_log_rates(uniform((heads,), **options), 0.01))
         self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
         self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)

@@ -24,6 +24,7 @@ _CHUNK = 1 << 18
 
 
 _CHUNK_ON_GPU = 1 << 24
+"""The same on a GPU, where each operation is a launch; an int32 temporary has 64 MiB."""
 
 
 def signed(word: int) -> int:

@@ -123,6 +123,7 @@ def _hidden_size(config: ConfigFile, width: int) -> int:
     factor = config.positive("ffn_dim_multiplier") if "ffn_dim_multiplier" in config else 1
     if factor > 1024:
         raise ValueError(f"ffn_dim_multiplier ({factor:g}) of params.json must be at most 1024")
+    # SwiGLU (arXiv 2002.05202) has a third matrix: two thirds of the usual width, 4 * dim, keep the number of weights.
     hidden = int(factor * (8 * width // 3))
     return max(1, -(-hidden // multiple)) * multiple
 
@@ -136,6 +137,7 @@ def _llama_context(config: ConfigFile, width: int) -> dict[str, object]:
     scaling = {
         "rope_type": "llama3",
         "factor": config.positive("rope_scaling_factor") if has_factor else default,
+        # As `apply_scaling` of Meta's code has them.
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,

@@ -23,6 +23,7 @@ def reference(config: GPTModelConfig, parameters: Mapping[str, np.ndarray], ids:
         x = x + multi_head_attention.reference(config.attention, under("att", block), normed)[0]
         normed, _ = layer_norm.reference(config.norm, under("norm2", block), x)
         hidden = linear(normed, block, "ff.layers.0", bias=True)
+        # The approximation of GELU by tanh (arXiv 1606.08415, section 2), as GPT-2 has it.
         hidden = 0.5 * hidden * (1 + np.tanh(np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3)))
         x = x + linear(hidden, block, "ff.layers.2", bias=True)
     x, _ = layer_norm.reference(config.norm, under("final_norm", parameters), x)

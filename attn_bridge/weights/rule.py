@@ -315,6 +315,7 @@ class Rule:
 _proved: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
 
 _MAX_PROVED = 10_000
+"""Proofs that are remembered: the set lives as long as the process."""
 
 
 def rule_from(table: Mapping[str, Any], location: str = "") -> Rule:

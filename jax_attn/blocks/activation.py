@@ -24,6 +24,7 @@ ACTIVATIONS = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": jax.nn.gelu,
     "relu": jax.nn.relu,
+    # The approximation of GELU by a sigmoid (arXiv 1606.08415, section 2).
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "relu2": lambda x: jax.nn.relu(x) ** 2,
 }

@@ -21,6 +21,7 @@ from ..random import JaxRngs
 
 def _quick_gelu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     wide = functional.widen(x)
+    # The approximation of GELU by a sigmoid (arXiv 1606.08415, section 2).
     return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
 
 

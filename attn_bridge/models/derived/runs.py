@@ -187,9 +187,11 @@ def write_heads(attentions: Sequence[GroupedQueryAttentionConfig]) -> dict[str, 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 """Letter of ``hybrid_override_pattern`` -> kind of a layer."""
 
+# Of MiMo-V2-Flash, in `transformers`.
 _PART = 0.334
 """Part of a head that turns where a config has none."""
 
+# Of ModernBERT, in `transformers`.
 _BASES = {KINDS[False]: ("global_rope_theta", 160000.0), KINDS[True]: ("local_rope_theta", 10000.0)}
 """Kind of a layer -> the key of the base of its positions in older files, and its default."""
 

@@ -284,6 +284,7 @@ class FamilyWriter:
             return float(value)
         if usual is not int or not isinstance(value, float):
             return value
+        # Whole numbers of up to 2**53 are exact in float64.
         return max(1, round(min(value, 2.0**53)))
 
     def _activation_name(self, key: str, activation: Activation) -> str:

@@ -65,6 +65,7 @@ def activation_of(config: ConfigFile, key: str = "hidden_act") -> HiddenActivati
 
 def inverse(formula: Callable[[float], float], value: float, near: float) -> float:
     """Return the shortest number near a guess that a formula maps to a value, exact to the last bit if possible."""
+    # 17 significant digits tell all numbers of float64 apart.
     rounded = [round(near, digits) for digits in range(17)]
     candidates = [one for one in (*rounded, *(math.nextafter(near, to) for to in (0.0, math.inf))) if one > 0]
     return next((one for one in candidates if formula(one) == value), near)

@@ -75,6 +75,7 @@ class Router(Config):
     correction: bool = False
     corrects: Corrects = "scores"
     groups: ExpertGroups | None = None
+    # `router_jitter_noise` of Phi-3.5-MoE.
     tolerance: float = 0.01
     sum_eps: float = dataclasses.field(default=0.0, metadata={LATER: True})
     norm: RMSNormConfig | None = dataclasses.field(default=None, metadata={LATER: True})
