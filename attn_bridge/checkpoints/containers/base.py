@@ -22,6 +22,7 @@ from ...whole_files import JsonObject
 
 Array = np.ndarray
 
+# A header of `MAX_HEADER` bytes holds about as many: an entry of safetensors has some 100 bytes with its name.
 MAX_TENSORS = 1_000_000
 """More tensors than this in one checkpoint are refused."""
 

@@ -42,6 +42,7 @@ MAX_NODES = 4 * MAX_TENSORS
 MAX_NAMED = 100
 """Findings that one line lists."""
 
+# With the two descriptors of each of `writing.MAX_OPEN` files that makes 128, half of what macOS gives a process.
 MAX_OPEN = 64
 """Files that are kept open at a time."""
 

@@ -32,6 +32,8 @@ MAX_TEXT = 10_000
 """Bytes of an array's header; NumPy's own limit."""
 
 
+# NumPy fills the header up to a multiple of 64 bytes (`ARRAY_ALIGN`), with room for a first axis of 21 digits: an array
+# of few axes has 128.
 USUAL = 128
 """Bytes that nearly every array begins with in front of its elements."""
 

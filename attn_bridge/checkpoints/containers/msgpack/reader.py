@@ -123,6 +123,7 @@ class MsgpackReader(FileReader):
             raise self._scan.bad(f"{printable(name)} is no array: (shape, dtype, bytes) is missing")
         shape = check_shape(self.path, name, [self._scan.next() for _ in range(sizes.size)])
         dtype = self._scan.next()
+        # The longest name of a dtype, float8_e4m3b11fnuz, has 18 letters.
         if isinstance(dtype, Head) and dtype.kind == "bytes" and dtype.size < 100:
             self._scan.at = dtype.start
             dtype = self._scan.take(dtype.size).decode("latin-1")
@@ -138,6 +139,7 @@ class MsgpackReader(FileReader):
         chunks: list[Found] | None = None
         for _ in range(left if self._scan.next() is True else 0):
             key, head = self._scan.next(), self._scan.next()
+            # 65,536 pieces of 1 GiB, as Flax cuts them, are 64 TiB; `_numbered` keeps the headers of all in memory.
             if not isinstance(head, Head) or head.kind != "map" or head.size > 1 << 16:
                 break
             if key == "shape" and shape is None:

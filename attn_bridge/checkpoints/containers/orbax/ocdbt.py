@@ -192,6 +192,7 @@ class _Body:
             raise CompressedError
         if crc32c(data[:-4]) != struct.unpack_from("<I", data, len(data) - 4)[0]:
             raise bad(path, "has a damaged manifest or node of OCDBT: its checksum is another")
+        # Behind magic number, length, version and compression, and in front of the checksum: see `_framed`.
         self._at, self._end = 14, len(data) - 4
 
     def take(self, count: int) -> bytes:

@@ -28,6 +28,8 @@ SLOW_TRIES = 2
 TRIES_WHILE_DOWN = 2
 """Attempts after a request was given up, until a request succeeds: each cleanup request would wait as long again."""
 
+# Ten tries have nine pauses: 0.1, 0.2, 0.4, 0.8, 1.6, 3.2 and three of 5 seconds, of which half to all is waited: 11 to
+# 21 seconds.
 PAUSE, MAX_PAUSE = 0.1, 5.0
 """Seconds before the second try, and at most; each pause is about twice the one before."""
 

@@ -33,6 +33,7 @@ MANY = 4096
 PARTS = 8000
 """Objects that one file is made of, at most: S3 takes 10,000 parts, and neighbours may cut some in two."""
 
+# 12 objects of `LEAST` are under way: with 8, reading and sending waited for each other.
 ROOM, LITTLE = 1 << 26, 8 * LEAST
 """Bytes of objects that are sent at the same time, about, and where tasks are small."""
 

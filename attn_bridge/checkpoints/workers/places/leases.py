@@ -16,6 +16,7 @@ from ....whole_files import JsonObject
 from ...containers.base import CheckpointError
 from ...containers.remote.stores import Store
 
+# A beat that the store does not take is passed over (`_beat`), so a living process has four to renew its lease.
 BEAT, PATIENCE = 2.0, 8.0
 """Seconds between renewals of a lease, and seconds without renewal until its process counts as dead."""
 
