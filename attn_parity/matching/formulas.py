@@ -49,6 +49,7 @@ def is_computed(numbers: Array, unit: float) -> bool:
         numbers: an array in float64.
         unit: relative distance from one number to the next in the precision that it was computed in.
     """
+    # More than two numbers, and all of them powers of two.
     if np.unique(numbers).size > 2 and bool((np.abs(np.frexp(numbers[numbers != 0.0])[0]) == 0.5).all()):
         return True
     return any(
@@ -98,6 +99,7 @@ def _follows_formula(lines: Array, unit: float) -> bool:
     if lines.shape[-1] < 4:
         return False
     allowed = ULPS * unit * float(np.abs(lines).max())
+    # A parabola has equal second differences.
     if (np.abs(np.diff(lines, 3, axis=-1)) <= allowed).all():
         return True
     # A sine or cosine of equal steps: x[i - 1] + x[i + 1] = 2 cos(step) x[i].
@@ -113,6 +115,7 @@ def _rises(lines: Array, *, rare: bool = False) -> bool:
     if not ((steps >= 0).all() or (steps <= 0).all()):
         return False
     size = lines.shape[-1]
+    # n random numbers rise with a probability of 1 / n!, and all lines with the power of that; as many fall.
     return not rare or math.log(2.0) - lines.size / size * math.lgamma(size + 1) < math.log(RARE)
 
 

@@ -284,12 +284,16 @@ class Matcher:
         Raises:
             UnpairedError: there is still none.
         """
+        # The surest step first: an equal name, then weights that change nothing. Shapes decide only on what these
+        # leave, and a frozen weight is given up last.
         steps: tuple[Callable[[UnpairedError], bool], ...] = (self._by_name, self._idle, self._fitting, self._frozen)
         before_fitting: UnpairedError | None = None
         while True:
             step = next((step for step in steps if step(error)), None)
             if step is None:
                 raise self.refused(before_fitting or error)
+            # A refusal names what was left over before shapes were tried: what is left after them may follow from a
+            # wrong guess.
             if step == self._fitting:
                 before_fitting = before_fitting or error
             try:
@@ -318,6 +322,7 @@ class Matcher:
         pairs = [one for one in suited(ours, theirs) if not self.carrying.are_same(one)]
         if not pairs or self.trials.largest_distance(pairing) < AGREE:
             return pairing
+        # Named pairs first: the distances that decide on pairs by shape are then measured with them.
         for are_named in (True, False):
             some = [one for one in pairs if one.is_named == are_named and self.carrying.may_carry(one)]
             pairing = self._added(pairing, some) if some else pairing

@@ -22,6 +22,7 @@ from ..verdict.measures import scale_of
 from ..verdict.runner import Live
 from . import state
 
+# About 840 units of float32 (1.2e-7).
 PROBE_LIMIT = 1e-4
 """Largest relative distance of outputs that agree, if one side has no float64."""
 
@@ -161,6 +162,7 @@ class Trials:
         wanted = wanted or self._runner.precisely("first", drawn, pair.arguments["first"])
         weights = {**pair.own_weights["second"], **candidate.to_second(drawn)}
         distance = apart(wanted, self._runner.precisely("second", weights, pair.arguments["second"]))
+        # Without float64 the right pairing differs by rounding, which is far above `AGREE`.
         return 0.0 if pair.lacks and distance < PROBE_LIMIT else distance
 
     def orders(self) -> tuple[dict[str, int], dict[str, int]]:

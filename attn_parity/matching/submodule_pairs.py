@@ -109,6 +109,7 @@ def _paired_by_likeness(
         )
 
     pairs: dict[str, str] = {}
+    # In this order: both are called, outputs of one size, one class, one name; then the innermost.
     options = sorted(((one, two) for one in mine for two in its), key=lambda pair: unlikeness(*pair))
     for first_path, second_path in options:
         if first_path not in pairs and second_path not in pairs.values():
@@ -125,6 +126,7 @@ def _pair_without_parameters(
     children of a wrapper and of the module that it wraps count as siblings.
     """
     ours, theirs = _holdings(matches, "first", first), _holdings(matches, "second", second)
+    # The narrower evidence first: inside one module before across wrappers, and by name before by job.
     for wide, by_kind in itertools.product((False, True), repeat=2):
         paired = set(pairs.values())
         for parent, second_parent in list(pairs.items()):
