@@ -31,6 +31,7 @@ SEQUENTIAL = (
 )
 """Words of modules that take one sequence where their input has two axes."""
 
+# A first row, a last and one between (`batches`); padded rows, and one that is not (`padding`).
 ROWS = 3
 """Rows of the batch on which laws are tried."""
 
@@ -71,6 +72,7 @@ def layout_of(side: OneSide, batch_axis: int | None = None) -> Axes:
     targets = (*TARGETS, "tokens") if names[content[0]] in SOURCES else TARGETS
     main = next((position for position in content if names[position] in targets), content[0])
     leaf = call.leaves[main]
+    # Whole numbers are ids, to which an embedding adds an axis.
     rank = leaf.ndim if is_float(leaf) else leaf.ndim + 1
     if batch_axis is not None:
         if not 0 <= batch_axis < leaf.ndim:
@@ -79,6 +81,7 @@ def layout_of(side: OneSide, batch_axis: int | None = None) -> Axes:
     if _is_keras(side) and rank >= 2 and leaf.ndim > 1:
         return Axes(main, 0, _time(leaf, rank, 0), True)
     if rank >= 3:
+        # torch's attention and recurrent layers take the sequence first unless they have `batch_first`.
         firsts = [getattr(child, "batch_first", None) for child in side.parts.values()]
         batch = 1 if rank == 3 and leaf.ndim > 1 and False in firsts and True not in firsts else 0
         return Axes(main, batch, _time(leaf, rank, batch), False)
@@ -121,6 +124,7 @@ def row_axes(side: OneSide, call: Arguments, layout: Axes) -> list[int | None]:
     results: list[int | None] = []
     for position, (name, leaf) in enumerate(zip(names, call.leaves, strict=True)):
         axis = layout.batch if position == layout.main or not _is_mask_name(name) else 0
+        # A mask of two axes is (queries, keys), and positions of one axis are those of all rows.
         least = 3 if name in PAIRWISE else 2 if name in SHARED else 1
         is_row = leaf.ndim >= max(least, axis + 1) and leaf.shape[axis] == size
         results.append(axis if is_row and (is_float(leaf) or leaf.ndim > axis) else None)

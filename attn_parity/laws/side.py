@@ -249,6 +249,8 @@ class OneSide:
 
     def redrawn(self, call: Arguments, seed: int) -> Arguments:
         """Return the call with other content: floats are drawn, whole numbers are taken from those given."""
+        # Each law draws with its own `seed` (20 and up for rows of a batch, 31, 41, 71), so that no two draws are
+        # alike.
         random = np.random.default_rng([self.seed, seed, 11])
         masks = calls.masks(call)
         drawn = draw_inputs(call, (self.seed, seed))
@@ -276,6 +278,7 @@ class OneSide:
             return MEANING_LIMIT
         low = self.subject.run(self.weights, self.call, None).outputs
         lost = self.gap(base, low, names).size / unit_of(own) if len(low) == len(base) else 1.0
+        # 2e-8 at most: a broken law shows 1e-3 and more, whatever the module loses in its own precision.
         return max(MEANING_LIMIT, ROUNDING_FACTOR * min(lost, 1e6) * unit_of("float64"))
 
 
