@@ -83,6 +83,7 @@ def attend_by(kernel: Callable[..., Tensor], call: KernelCall) -> Float[Tensor, 
     if sinks is None:
         return result.transpose(1, 2)
     context, extra = result
+    # exp(lse) / (exp(lse) + exp(sink)): the share of the sum that the keys have.
     share = torch.sigmoid(extra.lse - sinks.to(extra.lse.dtype)[:, None])
     return (context * share[..., None].to(context.dtype)).transpose(1, 2)
 

@@ -38,6 +38,7 @@ def unsupported(call: KernelCall) -> str | None:
     _, _, queries, keys = call.scores_shape
     if is_open(queries) or is_open(keys):
         return "blocks are cut for known sizes, and those of an exported program are open"
+    # A block sees `block + size - 1` keys: where there are no more, blocks would save nothing.
     if queries == 0 or keys <= size + _block(queries, size):
         return "the window is not smaller than the keys"
     if not -queries < offset < keys + size - 1:
