@@ -10,7 +10,8 @@ from typing import Any
 from attn_bridge.whole_files import JsonObject
 
 from ..model_classes.experts import older_keys
-from ..model_classes.model_class import ABSENT, COUNTS, LAYERS, ModelClass
+from ..model_classes.model_class import ABSENT, ModelClass
+from ..model_classes.sizes import COUNTS, LAYERS
 
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
 _SIZES = {

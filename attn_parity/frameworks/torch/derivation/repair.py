@@ -14,7 +14,8 @@ from attn_bridge.models.derived.reading import FamilyReader
 from attn_bridge.models.layout import Layout
 
 from ..model_classes import experts as mixtures
-from ..model_classes.model_class import ABSENT, LAYERS, DerivationError, ModelClass
+from ..model_classes.model_class import ABSENT, DerivationError, ModelClass
+from ..model_classes.sizes import LAYERS
 from ..model_classes.structure import Structure
 from . import model_pair, proof
 from .choices import EPS, inner_key

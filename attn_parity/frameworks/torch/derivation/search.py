@@ -20,7 +20,8 @@ from attn_bridge.whole_files import JsonObject
 
 from ..model_classes import experts as mixtures
 from ..model_classes import latent, outside, rows, structure
-from ..model_classes.model_class import HEADS, LAYERS, DerivationError, ModelClass
+from ..model_classes.model_class import DerivationError, ModelClass
+from ..model_classes.sizes import HEADS, LAYERS
 from ..model_classes.structure import Structure
 from ..running.promotion import promoted
 from . import model_pair, proof

@@ -14,7 +14,8 @@ from attn_bridge.models.derived.description import KeySource
 from attn_bridge.models.rows.decoder import APART, EXPERTS, OURS, TOGETHER
 from attn_bridge.weights.rows import Row
 
-from .model_class import COUNTS, LAYERS, DerivationError, ModelClass
+from .model_class import DerivationError, ModelClass
+from .sizes import COUNTS, LAYERS
 
 GATES, UPS, DOWNS = ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2", "output_linear")
 FUSED = ("gate_up_proj", "input_linear")

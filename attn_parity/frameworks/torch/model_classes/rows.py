@@ -11,7 +11,7 @@ from attn_bridge.weights.rows import Row
 
 from . import experts as mixtures
 from . import latent, outside
-from .model_class import HEADS, LAYERS
+from .sizes import HEADS, LAYERS
 from .structure import DENSE, SLOTS, TURNED, Structure, join
 
 CROSS = "attention to an encoder, which a decoder alone does not run"

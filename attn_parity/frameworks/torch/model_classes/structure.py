@@ -18,8 +18,9 @@ from attn_bridge.specs.blocks.feed_forward import XIELU
 from . import experts as mixtures
 from . import latent, outside
 from .experts import Experts
-from .model_class import LAYERS, LONG, DerivationError, ModelClass
+from .model_class import DerivationError, ModelClass
 from .outside import Outside
+from .sizes import LAYERS, LONG
 
 ATTENTION = {
     "W_query": ("q_proj", "query", "wq", "Wq"),
