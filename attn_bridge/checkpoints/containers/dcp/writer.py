@@ -25,6 +25,7 @@ CHUNK = 1 << 26
 FILE = 1 << 32
 """Bytes of a file, where a single chunk has no more."""
 
+# As the records of archives that torch writes (`kFieldAlignment` of its `PyTorchStreamWriter`).
 ALIGN = 64
 """Alignment in bytes of a tensor's data."""
 

@@ -30,6 +30,7 @@ SPREAD = 8
 HEAD = 1 << 16
 """Bytes from the beginning of a file that a request for its metadata also returns."""
 
+# S3 takes 1,000 keys per `DeleteObjects`.
 BATCH = 1000
 """Objects that are deleted by one request."""
 
