@@ -21,6 +21,7 @@ MAX_READ = 1 << 28
 """Bytes of the largest file that is read whole: reports of large models have some 20 MB, and /dev/zero has no end."""
 
 _BLOCK = 1 << 20
+"""Bytes that are read at a time."""
 
 
 def read(path: str | Path, most: int = MAX_READ) -> bytes:

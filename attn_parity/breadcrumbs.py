@@ -11,6 +11,8 @@ SIZE = 1 << 16
 """Bytes of the memory: notes are a few paths and words."""
 
 _LENGTH = 4
+"""Bytes in front of the notes that hold their length."""
+
 _memory: mmap.mmap | None = None
 
 

@@ -38,6 +38,7 @@ VERSION = 1
 IN_FOLDER, BESIDE_FILE = "attn-bridge.json", ".attn-bridge.json"
 KEPT_IN_FOLDER, KEPT_BESIDE_FILE = "attn-bridge.kept", ".attn-bridge.kept"
 MAX_BYTES = 1 << 28
+"""Bytes of the largest manifest that is read."""
 
 
 @dataclasses.dataclass(frozen=True)

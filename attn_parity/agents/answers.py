@@ -20,7 +20,10 @@ MAX_BYTES = 1900
 """Bytes of an answer: agents pay for each; the full report is a resource."""
 
 MAX_LINE = 300
+"""Characters of a line: an answer has room for six of them."""
+
 SHOWN = 5
+"""Most tensors, notes or gaps that an answer lists."""
 
 NEXT = "next: "
 

@@ -19,6 +19,7 @@ Item = TypeVar("Item")
 """The type that a reader of a field returns."""
 
 SCHEMA = 3
+"""Version of the format of manifests; others are refused."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ MAX_BYTES = 1 << 20
 """Bytes of the largest manifest."""
 
 MAX_PAIRS = 1000
+"""Pairs of the largest manifest."""
 
 MAX_LINE = 4000
 """Characters of the longest line: a key with more dots keeps the parser busy for minutes."""

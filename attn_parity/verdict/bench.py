@@ -30,6 +30,7 @@ PICTURE_SIZE = 1 << 18
 """Most elements of a tensor that are kept for pictures."""
 
 MAX_PICTURES = 64
+"""Most tensors that are kept for pictures. A page draws fewer (`figures.MAX`); which differ is known at the end."""
 
 
 @dataclasses.dataclass

@@ -16,6 +16,7 @@ from ..containers.remote import is_remote
 
 CONFIG = "adapter_config.json"
 MAX_BYTES = 1 << 24
+"""Maximum size of the file in bytes, as of a config.json (`configs.MAX_BYTES`)."""
 
 REFUSED = {
     "use_qalora": "QALoRA",

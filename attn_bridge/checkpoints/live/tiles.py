@@ -16,6 +16,7 @@ from ..manifest import new_digest
 PIECE = 8 << 20
 """Maximum bytes of a tensor in memory at a time."""
 
+# 64 tiles of one axis, 16**2 = 256 of two, 8**3 = 512 of three, and 4**4 = 256 of four.
 COUNTS = (1, 64, 16, 8)
 """Maximum tiles along each axis, by the number of axes longer than 1; with more axes, it is `FEW`."""
 FEW = 4

@@ -30,6 +30,7 @@ BLOCK = (128, 128)
 """Rows and columns per scale without a config.json, in DeepSeek's files and in `transformers`."""
 
 MAX_BLOCK = (1 << 31) - 1
+"""Largest number of rows or columns per scale: that of any size in a config.json (`model_config.MAX_SIZE`)."""
 
 ACTIVATIONS = ("input_scale", "output_scale", "activation_scale", "input_scale_ub", "k_scale", "v_scale",
                "input_global_scale", "input_zero_point", "output_zero_point",

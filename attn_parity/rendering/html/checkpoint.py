@@ -18,6 +18,8 @@ from .markup import Markup, element
 from .page import written
 
 BINS = 32
+"""Bins of a histogram."""
+
 DRAWN = 1 << 22
 """Elements of a tensor that its histogram counts; of a larger one, that many of them, evenly spread."""
 

@@ -13,6 +13,8 @@ from ..files import File, bad, check_name, check_shape
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT = "general.alignment"
 PIECE = 1 << 20
+"""Bytes that are read at a time, and the largest alignment of tensors."""
+
 MAX_KEYS, MAX_ITEMS, MAX_SHOWN = 1 << 16, 1 << 22, 1 << 12
 """Keys; items of an array, such as the tokens of a vocabulary; and items of an array whose values are kept."""
 
