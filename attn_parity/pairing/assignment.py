@@ -15,8 +15,8 @@ from .names import Name, layer_of, likeness, read
 from .patterns import WayOptions, kind_of, options
 from .tensors import Tensor
 
-# Any value from 0.02 to 0.5 settles the pairings of the tests; at 1.0 a number in a name no longer tells a layer from
-# its sibling. The order of declaration and `IN_ORDER` add less.
+# Any value from 0.02 to 0.5 settles the pairings of parity_tests/neutral/judge/pairing; at 1.0 a number in a name no
+# longer tells a layer from its sibling. The order of declaration and `IN_ORDER` add less.
 MARGIN = 0.15
 """Least difference of scores between two pairings that settles the better one; closer ones are tried by running."""
 
