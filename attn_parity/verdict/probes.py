@@ -171,6 +171,7 @@ class Probing:
             The measures with their allowances, and the largest allowance of each cause.
         """
         measures, explained = dict(last), Explained()
+        # In this order: each step asks `beyond` again, which leaves out what an earlier step has explained.
         self._allow_tables(sample, measures, explained)
         self._allow_literals(sample, measures, explained)
         self._allow_flash(sample, exact, measures, kinds, explained)

@@ -343,6 +343,7 @@ def measured_noise(
     pair, noise = runner.pair, Noise()
     sample = runner.sample(FIRST)
     for side in sides:
+        # The same numbers twice: kernels that add in any order give other bits.
         runs = [runner.run(side, sample, dtype, modes[0]) for _ in range(2)]
         once, again = (pair.named(side, run) for run in runs)
         label = pair.labels[side]
