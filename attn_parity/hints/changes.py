@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
+from ..verdict.measures import without_far_entries
 from .case import Array
 from .layers import ACTIVATIONS
 
@@ -340,9 +341,11 @@ def apart(first: Sequence[Array], second: Sequence[Array]) -> Array | None:
         return None
     parts = [np.zeros(0)]
     for left, right in zip(first, second, strict=True):
-        if left.dtype.kind in "fc":
-            scale = max(float(np.abs(right).max(initial=0.0)), 1e-300)
-            parts.append(np.ravel(left - right) / scale)
+        if left.dtype.kind == "f" and right.dtype.kind == "f":
+            wanted, result, scale = without_far_entries(right, left)
+            parts.append(np.ravel(result - wanted) / max(scale, 1e-300))
+        elif left.dtype.kind in "fc":
+            parts.append(np.ravel(left - right) / max(float(np.abs(right).max(initial=0.0)), 1e-300))
         else:
             parts.append(np.where(np.ravel(left == right), 0.0, np.inf))
     return np.concatenate(parts)

@@ -12,7 +12,7 @@ from ..results.findings import Side
 from ..samples.calls import is_mask
 from ..sides.arrays import is_float, numpy_dtype, release
 from ..sides.subject import Arguments, Array, Call
-from ..verdict.measures import CHUNK, scale_of
+from ..verdict.measures import CHUNK, without_far_entries
 
 _CLOSE, _ALIKE = 1e-6, 0.1
 """Relative differences below which two arrays hold the same numbers, and much the same."""
@@ -469,15 +469,12 @@ def _distance(left: Array, right: Array) -> float:
 
 
 def relative(pairs: Sequence[tuple[Array, Array]]) -> float:
-    """Return the largest difference of some pairs of arrays, each relative to its largest value."""
-    return max(
-        (
-            distance(one, two)
-            / (scale_of([array if is_float(array) else array.astype(np.float64) for array in (one, two)]) or 1.0)
-            for one, two in pairs
-        ),
-        default=0.0,
-    )
+    """Return the largest difference of some pairs of arrays, each relative to its largest value but for far entries."""
+    largest = 0.0
+    for pair in pairs:
+        one, two, scale = without_far_entries(*(x if is_float(x) else x.astype(np.float64) for x in pair))
+        largest = max(largest, distance(one, two) / (scale or 1.0))
+    return largest
 
 
 def apart(calls: dict[Side, Call], groups: Sequence[LeafGroup], what: str) -> float | None:

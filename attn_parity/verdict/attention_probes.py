@@ -18,7 +18,7 @@ from ..samples import calls
 from ..samples.sampling import Sample
 from ..sides.arrays import is_float, wide
 from ..sides.subject import Arguments, Array, CannotPromoteError, ModuleFailedError
-from .measures import scale_of
+from .measures import are_close, scale_of
 from .runner import Live
 
 MOVED = 1e-9
@@ -145,12 +145,12 @@ def _on_scale(runner: Live, sample: Sample, before: dict[Side, list[Array]]) -> 
     """Recognise scores without their scale: the sides agree once the queries of one side are multiplied by it."""
     pair = runner.pair
     matches = [match for match in pair.pairing.matches if _is_query(match)]
-    if not matches:
+    if not matches or are_close(before["first"], before["second"], AGREE):
         return ""
     sides: tuple[tuple[Side, Side], ...] = (("second", "first"), ("first", "second"))
     for width in _widths({size for match in matches for size in match.first.shape}):
         for side, other in sides:
-            if _agree(_with_queries_times(runner, side, sample, matches, width**-0.5), before[other]):
+            if are_close(_with_queries_times(runner, side, sample, matches, width**-0.5), before[other], AGREE):
                 return f"the sides agree with the queries of {pair.shown[side]} times 1/sqrt({width})"
     return ""
 
@@ -175,10 +175,3 @@ def _with_queries_times(runner: Live, side: Side, sample: Sample, matches: list[
         part = (match.first if side == "first" else match.second).take(weights, side)
         part *= scale
     return [wide(one) for one in runner.precisely(side, weights, sample.arguments[side]).outputs]
-
-
-def _agree(first: list[Array], second: list[Array]) -> bool:
-    scale = scale_of([*first, *second]) or 1.0
-    return all(
-        float(np.abs(one - two).max(initial=0.0)) <= AGREE * scale for one, two in zip(first, second, strict=True)
-    )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ..pair import SIDES, Pair
+from ..pair import SIDES, Aligned, Pair
 from ..results.findings import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from ..samples import calls
 from ..samples.sampling import Planned, Sample
@@ -21,7 +21,7 @@ from ..sides.subject import Array, CannotPromoteError, Run
 from ..sides.tables import Branches
 from . import notes
 from .criterion import agree, beyond, decide
-from .measures import Explained, Measure, MeasureKey, measure, scale_of, sum_floor
+from .measures import Explained, FarEntries, Measure, MeasureKey, measure, scale_of, sum_floor
 from .notes import Findings, Reached
 from .probes import Probing
 from .runner import Noise, Runner
@@ -171,14 +171,18 @@ class Bench:
         runs = {side: self.runner.run(side, sample, self.dtype, self.modes[0]) for side in SIDES}
         self.outputs = {side: run.outputs for side, run in runs.items()}
         tensors = self.pair.aligned(runs["first"], runs["second"])
+        far = _far_entries(tensors, {})
         scales: dict[str, float] = {}
-        for tensor in tensors.values():
-            scales[tensor.kind] = max(scales.get(tensor.kind, 0.0), scale_of([tensor.first]))
+        for name, tensor in tensors.items():
+            scale = scale_of([tensor.first]) if name not in far else far[name].scale
+            scales[tensor.kind] = max(scales.get(tensor.kind, 0.0), scale)
         for name, tensor in tensors.items():
             earlier = self.measures.get((name, self.modes[0]), [])
             if not is_float(tensor.first) or not is_float(tensor.second):
                 self._compare_exactly(name, tensor.first, tensor.second)
-            elif not earlier or not agree(tensor.first, tensor.second, self.dtype, scales[tensor.kind], earlier):
+            elif not earlier or not agree(
+                tensor.first, tensor.second, self.dtype, scales[tensor.kind], earlier, far.get(name)
+            ):
                 return False
         self.count += 1
         return True
@@ -187,10 +191,12 @@ class Bench:
         pair, sample = self.pair, result.sample
         low = pair.aligned(result.low["first", mode], result.low["second", mode])
         truths = {side: pair.named(side, run) for side, run in result.exact.items()}
+        far = _far_entries(low, truths["first"] if "first" in truths else truths.get("second", {}))
         scales: dict[str, float] = {}
         for named in truths.values() or [pair.named("first", result.low["first", mode])]:
-            for kind, array in named.values():
-                scales[kind] = max(scales.get(kind, 0.0), scale_of([array]))
+            for name, (kind, array) in named.items():
+                scale = scale_of([array]) if name not in far else far[name].scale
+                scales[kind] = max(scales.get(kind, 0.0), scale)
         for name, tensor in low.items():
             self.about[name] = (tensor.kind, tensor.second_name, tensor.first.shape)
             if not is_float(tensor.first) or not is_float(tensor.second):
@@ -210,6 +216,7 @@ class Bench:
                 sample=self.count,
                 stress=sample.stress,
                 title=sample.title(),
+                far=far.get(name),
             )
             self.measures.setdefault((name, mode), []).append(measured)
             if tensor.kind.endswith("matrix gradient") and mode == self.modes[0]:
@@ -420,3 +427,15 @@ def _cleared(
         for side, (used, name) in largest.items()
         if name
     ]
+
+
+def _far_entries(tensors: Mapping[str, Aligned], truths: Mapping[str, tuple[str, Array]]) -> dict[str, FarEntries]:
+    """Return the far entries of outputs by name; without float64 results, the first side's own tell them."""
+    far = {}
+    for name, tensor in tensors.items():
+        if tensor.kind == "output" and is_float(tensor.first) and is_float(tensor.second):
+            truth = truths[name][1] if name in truths else tensor.first
+            entries = FarEntries.of(truth, (tensor.first, tensor.second))
+            if entries is not None:
+                far[name] = entries
+    return far

@@ -32,6 +32,7 @@ from .measures import (
     GROUP_FACTOR,
     MAX_LIMIT,
     RMS_LIMIT,
+    FarEntries,
     Measure,
     MeasureKey,
     chunk,
@@ -138,19 +139,27 @@ def decide(
     return dataclasses.replace(base, worst=furthest.worst, sample=furthest.title)
 
 
-def agree(first: Array, second: Array, dtype: str, kind_scale: float, earlier: Sequence[Measure]) -> bool:
+def agree(
+    first: Array,
+    second: Array,
+    dtype: str,
+    kind_scale: float,
+    earlier: Sequence[Measure],
+    far: FarEntries | None = None,
+) -> bool:
     """Return whether two results are about as close as their rounding errors in other samples predict.
 
     Non-finite differences count as disagreement.
     """
-    own_scale = scale_of([first])
+    own_scale = scale_of([first]) if far is None else far.scale
     # A tensor that is zero in exact arithmetic holds rounding errors alone, which are no scale; see `measures.measure`.
     scale = own_scale if own_scale > 1e-6 * kind_scale else kind_scale
     allowed = GROUP_FACTOR * max(one.first_max + one.second_max for one in earlier) + FLOOR_ULPS
     limit = allowed * unit_of(dtype) * scale
     first, second = first.reshape(-1), second.reshape(-1)
     for start in range(0, first.size, CHUNK):
-        if not float(np.abs(chunk(first, start) - chunk(second, start)).max(initial=0.0)) <= limit:
+        apart = chunk(first, start) - chunk(second, start)
+        if not float(np.abs(apart if far is None else far.scaled(apart, start)).max(initial=0.0)) <= limit:
             return False  # so it is where one of them is not finite
     return True
 

@@ -15,7 +15,7 @@ from ..pair import SIDES
 from ..samples.sampling import Sample
 from ..sides.arrays import is_float, wide
 from ..sides.subject import Array, CannotPromoteError, ModuleFailedError, Run
-from .measures import scale_of
+from .measures import are_close
 from .runner import Live
 
 # BERT added -10,000, which float16 can hold, where others add the least number of the dtype.
@@ -42,6 +42,8 @@ def on_masked_rows(runner: Live, sample: Sample, fresh: Sample) -> str:
     if pair.effort.large or pair.lacks or pair.train:
         return ""
     runs = [runner.exact(side, sample, pair.dtype) for side in SIDES]
+    if _agree(runner, sample, runs, [np.ones(1, bool)] * len(runs[0].outputs)):  # all rows do, as far as is told here
+        return ""
     tried: list[Array] = []
     for rows in _rows(runner, sample):
         if rows.all():  # a mask in the wrong sense; without any row, everything agrees
@@ -66,31 +68,19 @@ def _agree(runner: Live, sample: Sample, runs: list[Run], kept: list[Array]) -> 
     """Return whether outputs and gradients agree where the rows are masked in the outputs."""
     pair = runner.pair
     masked = [[np.where(keep, wide(one), 0.0) for keep, one in zip(kept, run.outputs, strict=True)] for run in runs]
-    if not are_same(masked[0], masked[1]):
+    if not are_close(masked[0], masked[1], AGREE):
         return False
     partial = {side: runner.of_part(side, sample, pair.dtype, kept) for side in SIDES}
     ours, theirs = (pair.pairing.aligned(partial[side].parameter_gradients, side) for side in SIDES)
     names = sorted(ours.keys() & theirs.keys())
-    if not are_same([ours[name] for name in names], [theirs[name] for name in names]):
+    if not are_close([ours[name] for name in names], [theirs[name] for name in names], AGREE):
         return False
     inputs = [
         (one, two)
         for one, two in zip(partial["first"].input_gradients, partial["second"].input_gradients, strict=False)
         if one is not None and two is not None and one.shape == two.shape
     ]
-    return are_same([one for one, _ in inputs], [two for _, two in inputs])
-
-
-def are_same(first: list[Array], second: list[Array]) -> bool:
-    """Return whether arrays are the same, relative to the largest number of all."""
-    scale = scale_of([*first, *second]) or 1.0
-    for array, other_array in zip(first, second, strict=True):
-        if (
-            array.shape != other_array.shape
-            or not float(np.abs(wide(array) - wide(other_array)).max(initial=0.0)) <= AGREE * scale
-        ):
-            return False
-    return True
+    return are_close([one for one, _ in inputs], [two for _, two in inputs], AGREE)
 
 
 def _kept(rows: Array, output: Array) -> Array | None:
@@ -146,7 +136,7 @@ def _hides(runner: Live, sample: Sample, visible: Array) -> bool:
             for keep, output in zip(kept, outputs, strict=True)
         ])  # fmt: skip
     unchanged, without_hidden, without_shown = results
-    return are_same(unchanged, without_hidden) and not are_same(unchanged, without_shown)
+    return are_close(unchanged, without_hidden, AGREE) and not are_close(unchanged, without_shown, AGREE)
 
 
 def _with_others(leaf: Array, visible: Array) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..results.findings import Side, Worst
 from ..samples.sampling import Sample
-from ..sides.arrays import release, unit_of
+from ..sides.arrays import release, unit_of, wide
 from ..sides.subject import Array
 
 # About 4,500 units of float64 (2.2e-16). Of 22,368 tensors of 99 right pairs (`fault_lab`, seeds from 81,000), 97.5 %
@@ -58,6 +58,14 @@ may be off by the unit roundoff of float32, 2**-24, and more than both together 
 
 ZERO = 1e-13
 """A gradient below this part of the largest of its kind is zero in exact arithmetic."""
+
+# The constants in use begin with -10000 and -65504, the lowest number of float16; scores beside them are some tens.
+FAR = 1e4
+"""Entries that a mask sets to a constant are at least this large, and hundreds of times larger than the others."""
+
+GAP = 100.0
+NOISE = 0.1
+"""Part of the other entries beyond which an error in low precision shows that they are rounding errors of the far."""
 
 
 def meaning_limit(errors: Sequence[float], scale: float, meaning_scale: float, dtype: str) -> float:
@@ -183,6 +191,72 @@ def scale_of(arrays: Sequence[Array]) -> float:
     return max((_largest(array) for array in arrays if array.dtype.kind in "fV" and array.size), default=0.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class FarEntries:
+    """Entries of a tensor that a mask sets to a large constant, such as scores of -1e9, and the scale of the others.
+
+    They would hide any difference of the others, so they are measured as parts of themselves: times `factor`.
+
+    Attributes:
+        is_far: flat; where they are.
+        factor: brings them to the size of the others.
+        scale: largest absolute value of the others.
+    """
+
+    is_far: Array
+    factor: float
+    scale: float
+
+    @classmethod
+    def of(cls, truth: Array, results: Sequence[Array]) -> FarEntries | None:
+        """Return the far entries of a tensor; None without any, or if the others are but rounding errors of these.
+
+        Args:
+            truth: the tensor in float64, or as precise as there is.
+            results: both sides' results in low precision.
+        """
+        top = _largest(truth)
+        if top < FAR:
+            return None
+        flat = wide(truth).reshape(-1)
+        size = np.where(np.isfinite(flat), np.abs(flat), 0.0)
+        is_far = size > top / FAR
+        scale = float(size[~is_far].max(initial=0.0))
+        if not 0.0 < scale * GAP < float(size[is_far].min()):
+            return None
+        others = ~is_far & np.isfinite(flat)
+        apart = [float(np.abs(wide(result).reshape(-1)[others] - flat[others]).max()) for result in results]
+        return cls(is_far, scale / top, scale) if any(one < NOISE * scale for one in apart) else None
+
+    def scaled(self, piece: Array, start: int) -> Array:
+        """Return a piece of a flat array with its far entries brought to the size of the others."""
+        return np.where(self.is_far[start : start + piece.size], piece * self.factor, piece)
+
+
+def without_far_entries(first: Array, second: Array) -> tuple[Array, Array, float]:
+    """Return two arrays of floats, with the far entries of the first brought to the size of the others, and a scale.
+
+    The scale is the largest absolute value of both, or of the first's other entries.
+    """
+    far = FarEntries.of(first, (first,)) if first.shape == second.shape else None
+    if far is None:
+        return first, second, scale_of([first, second])
+    one, two = (far.scaled(wide(array).reshape(-1), 0).reshape(array.shape) for array in (first, second))
+    return one, two, far.scale
+
+
+def are_close(first: Sequence[Array], second: Sequence[Array], limit: float) -> bool:
+    """Return whether arrays are alike: in shape, and up to `limit` of the largest number of all, but for far entries.
+
+    NaN is alike nothing.
+    """
+    if any(one.shape != two.shape for one, two in zip(first, second, strict=True)):
+        return False
+    pairs = [without_far_entries(wide(one), wide(two)) for one, two in zip(first, second, strict=True)]
+    scale = max((scale for *_, scale in pairs), default=0.0) or 1.0
+    return all(float(np.abs(one - two).max(initial=0.0)) <= limit * scale for one, two, _ in pairs)
+
+
 def measure(
     first: Array,
     second: Array,
@@ -196,6 +270,7 @@ def measure(
     sample: int,
     stress: bool = False,
     title: str = "",
+    far: FarEntries | None = None,
 ) -> Measure:
     """Measure one tensor of one sample.
 
@@ -211,19 +286,21 @@ def measure(
         sample: number of the sample.
         stress: whether its inputs were drawn to be hard.
         title: the sample as a reader knows it.
+        far: its entries that are measured as parts of themselves.
     """
     if first.shape != second.shape:
         raise ValueError(f"arrays to be measured must have one shape, got {first.shape} and {second.shape}")
     arrays = [None if one is None else one.reshape(-1) for one in (first, second, first_oracle, second_oracle)]
     truths = [one for one in (first_oracle, second_oracle) if one is not None] or [first]
-    own_scale = max(map(_largest, truths))
+    own_scale = max(map(_largest, truths)) if far is None else far.scale
     meaning_scale = max(kind_scale, own_scale)
     # A tensor that is zero in exact arithmetic is rounding error alone, however small: in units of itself it would be
     # all error, so the largest of its kind measures it.
     scale = own_scale if own_scale > 1e-6 * meaning_scale else meaning_scale
     tally = _Tally(meaning_scale)
     for start in range(0, max(first.size, 1), CHUNK):
-        tally.add(start, [None if one is None else chunk(one, start) for one in arrays])
+        pieces = [None if one is None else chunk(one, start) for one in arrays]
+        tally.add(start, pieces if far is None else [None if one is None else far.scaled(one, start) for one in pieces])
     release(first, second, first_oracle, second_oracle)
     is_flushed = 0.0 < max(scale, *tally.largest) <= flushed_below(dtype)
     atom = math.inf if is_flushed else unit_of(dtype) * scale

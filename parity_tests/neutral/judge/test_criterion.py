@@ -13,7 +13,15 @@ import pytest
 from attn_parity.sides.subject import Arguments
 from attn_parity.verdict.bench import Bench
 from attn_parity.verdict.criterion import agree, decide
-from attn_parity.verdict.measures import FLASH_LIMIT, FLOOR_ULPS, GROUP_FACTOR, measure, sum_floor, with_flash_loss
+from attn_parity.verdict.measures import (
+    FLASH_LIMIT,
+    FLOOR_ULPS,
+    GROUP_FACTOR,
+    FarEntries,
+    measure,
+    sum_floor,
+    with_flash_loss,
+)
 from attn_parity.verdict.probes import Probing
 from attn_parity.verdict.runner import _units, measured_noise
 
@@ -358,3 +366,21 @@ def test_memory_order_does_not_affect_comparison():
     one = np.random.default_rng(6).normal(size=(300, 400))
     assert agreeing(one, np.asfortranarray(one))
     assert not agreeing(one, one[::-1])
+
+
+@pytest.mark.parametrize(
+    ("truth", "error", "scale"),
+    [
+        ([-1e9, 2.0, -0.5], 1e-7, 2.0),
+        ([-1e9, 2.0, -0.5], 30.0, None),  # rounding errors of the large number
+        ([-1e9, 2e5, -3e4], 1e-7, None),  # sizes without a gap
+        ([-1e9, 0.0, 0.0], 0.0, None),
+        ([5e3, 2e-3, 1e-3], 0.0, None),  # no constant of a mask is so small
+        ([np.inf, -1e9, 2.0], 1e-7, 2.0),
+        ([np.nan, 1.0, 2.0], 0.0, None),
+    ],
+)
+def test_entries_are_far_if_the_others_are_numbers_of_their_own(truth, error, scale):
+    truth = np.array(truth)
+    found = FarEntries.of(truth, (truth + error, truth + 2 * error))
+    assert (found and found.scale) == scale
