@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, Protocol, TextIO
 
 from ....whole_files import JsonObject
@@ -152,31 +152,26 @@ class Watched:
     def _listen(self, child: Child, name: str) -> None:
         """Read the reports of a process until it ends."""
         has_error = False
-        with contextlib.suppress(ValueError):  # closed, by a `stop` while this thread was about to start
-            for line in child.stdout:
-                has_error |= self._take(line)
+        for line in child.stdout:
+            try:
+                message = json.loads(line)
+            except ValueError:  # printed by a library, or cut short by a kill
+                continue
+            if not isinstance(message, dict):
+                continue
+            if "error" in message:
+                has_error = True
+                kind = DiskFullError if message.get("is_full") else CheckpointError
+                self._errors.append(kind(message["error"]))
+            else:
+                try:
+                    self._advance(message["done"], message["name"])
+                except Exception as error:  # raised by the progress callback
+                    self._errors.append(error)
         status = child.wait()
         if status and not has_error:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             self._errors.append(CheckpointError(f"{name} (process {child.pid}) {how}"))
-
-    def _take(self, line: bytes) -> bool:
-        """Take one line of a process, and return whether it reports an error."""
-        try:
-            message = json.loads(line)
-        except ValueError:  # printed by a library, or cut short by a kill
-            return False
-        if not isinstance(message, dict):
-            return False
-        if "error" in message:
-            kind = DiskFullError if message.get("is_full") else CheckpointError
-            self._errors.append(kind(message["error"]))
-            return True
-        try:
-            self._advance(message["done"], message["name"])
-        except Exception as error:  # raised by the progress callback
-            self._errors.append(error)
-        return False
 
     def check(self) -> None:
         """Raise the first error of a process."""
@@ -197,8 +192,7 @@ class Watched:
             if child.poll() is None:
                 child.kill()
         for listener in self._listeners:
-            if listener.is_alive():  # an interrupt may have come before it was started
-                listener.join()
+            listener.join()
         for child in self._children:
             child.wait()
             for pipe in (child.stdin, child.stdout):
@@ -220,10 +214,11 @@ class Processes(Watched):
     def __init__(self, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance):
         super().__init__(advance)
         try:
-            for index in indices:  # all of them before there is a thread
-                share = functools.partial(write_share, prepared, job, run, index)
-                self._children.append(Fork(functools.partial(work_and_report, share), self._children))
-            self._hear([f"worker {index} of {job.workers}" for index in indices])
+            with _uninterrupted():
+                for index in indices:  # all of them before there is a thread
+                    share = functools.partial(write_share, prepared, job, run, index)
+                    self._children.append(Fork(functools.partial(work_and_report, share), self._children))
+                self._hear([f"worker {index} of {job.workers}" for index in indices])
         except BaseException:  # the caller gets no object to stop
             self.stop()
             raise
@@ -233,6 +228,16 @@ class Processes(Watched):
         """Return whether this process can be forked, which starts workers fast: it has no threads."""
         alone = threading.active_count() == 1 and not any(name in sys.modules for name in THREADED)
         return alone and sys.platform.startswith("linux")
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold keyboard interrupts back: in a fork until it ignores them, and in its parent until it can be stopped."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Fork:
@@ -248,15 +253,16 @@ class Fork:
         foreign = [pipe.fileno() for other in others for pipe in (other.stdin, other.stdout)]
         life, self_life = os.pipe()
         read_end, write_end = os.pipe()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _uninterrupted():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries, which hold none of our locks
             self.pid = os.fork()
+            if not self.pid:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent is interrupted as well
         if not self.pid:
             status = 1
             try:
                 for pipe in (self_life, read_end, *foreign):
                     os.close(pipe)
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent is interrupted as well
                 staging.let_go()
                 with os.fdopen(write_end, "w", encoding="utf-8") as lines:
                     status = work(life, lines)

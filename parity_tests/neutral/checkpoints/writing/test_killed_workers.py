@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import types
 
 import pytest
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.checkpoints.workers.executors import processes
 from attn_bridge.checkpoints.workers.executors.nursery import Nursery
-from attn_bridge.checkpoints.workers.executors.processes import Processes, Watched
+from attn_bridge.checkpoints.workers.executors.processes import Processes
 from attn_bridge.checkpoints.workers.places.local import LocalPlace
 from parity_tests.support.calls import cover
 
@@ -104,33 +103,37 @@ def interrupted(place):
     raise KeyboardInterrupt
 
 
-def test_an_interrupt_while_workers_start_ends_them_and_leaves_nothing(tmp_path, source, monkeypatch):
-    started = []
+@pytest.mark.parametrize("moment", ["fork", "hear"])
+def test_an_interrupt_while_workers_start_ends_them_and_leaves_nothing(tmp_path, source, monkeypatch, moment):
+    """It waits until all of them can be ended, and is none in the workers."""
+    started, fork, hear = [], os.fork, Processes._hear
 
-    def hear(processes, _):
-        started.extend(processes._children)
-        raise KeyboardInterrupt
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def forked():
+        child = fork()
+        interrupt()  # in the worker, too, as a keyboard does
+        return child
+
+    def heard(workers, names):
+        started.extend(workers._children)
+        hear(workers, names)
+        if moment == "hear":
+            interrupt()
 
     monkeypatch.setattr(Processes, "may_fork", lambda: True)
-    monkeypatch.setattr(Processes, "_hear", hear)
+    monkeypatch.setattr(Processes, "_hear", heard)
+    monkeypatch.setattr(
+        processes, "write_share", lambda *_: signal.pause()
+    )  # so that they are killed before they write
+    if moment == "fork":
+        monkeypatch.setattr(os, "fork", forked)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.convert(source, tmp_path / "x", workers=2, task_bytes=TASK)
     assert started
-    assert all(child.poll() is not None for child in started)
+    assert [child.poll() for child in started] == [-signal.SIGKILL] * len(started)
     assert not any(tmp_path.iterdir())
-
-
-def test_reports_that_are_closed_while_they_are_read_end_quietly():
-    """An interrupt stops the workers before the thread that reads their reports is known to run."""
-    reports = io.BytesIO(b'{"done": 1, "name": "x"}\n')
-    child, advanced = types.SimpleNamespace(stdout=reports, wait=lambda: 0), []
-
-    def advance(*report):
-        advanced.append(report)
-        reports.close()
-
-    Watched(advance)._listen(child, "worker 0")
-    assert advanced == [(1, "x")]
 
 
 def test_a_worker_makes_no_folder_for_a_run_that_has_ended(tmp_path):
