@@ -66,11 +66,10 @@ def open_torch(path: Path) -> Reader:
     if is_alike and first is not None and first.is_of_rank:
         return _with_ranks(path, path, first)
     if first is not None and not kind and is_cut(names):
-        files = {names[0]: first, **_opened(path, names[1:])}
-        if len(set().union(*(one.tensors for one in files.values()))) == sum(
-            len(one.tensors) for one in files.values()
-        ):
-            reader = ShardedTorchReader(path, None, lambda file, _: files[file.name], tuple(names))
+        parts = {names[0]: first, **_opened(path, names[1:])}
+        sizes = [len(part.tensors) for part in parts.values()]
+        if sum(sizes) == len({name for part in parts.values() for name in part.tensors}):
+            reader = ShardedTorchReader(path, None, lambda file, _: parts[file.name], tuple(names))
             reader.notes += note_on_parts(names)
             return reader
     if kind or first is None or len(names) != 1:
