@@ -1,32 +1,65 @@
 """Symbols of sizes that axes of our tensors share: the width, the vocabulary, the heads.
 
-Every layout maps to our names, so a single table of our names checks all of them. In: shapes under our names. Out: the
-axis symbols of each tensor. `misfits` compares the sizes.
+Every layout maps to our names, so a single table of our names checks all of them (`dimensions.toml`). In: shapes under
+our names. Out: the axis symbols of each tensor. `fitting` compares the sizes.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from importlib import resources
+from typing import Any
 
 from ..weights.placements import Shape
-from .dimension_tables import (
-    ATTENTION_KINDS,
-    ENDS,
-    FEED_FORWARD,
-    FROM_QUERY_LATENT,
-    OF_BLOCK,
-    OWN_NORMS,
-    STREAMS,
-    Symbol,
-)
+
+
+@dataclasses.dataclass(frozen=True)
+class Symbol:
+    """A size that several axes share.
+
+    Attributes:
+        scope: path of the module or model that has it.
+        kind: a key of `WORDS`.
+    """
+
+    scope: str
+    kind: str
+
 
 Axes = tuple[Symbol | int | None, ...]
 """Per axis its symbol, its size if fixed, or None for any size."""
 
+Table = dict[str, tuple[str, ...]]
+"""Name of a tensor below its module -> the kinds of its axes."""
 
-_ENDS = {**ENDS, **OF_BLOCK, **STREAMS}
+
+def _tables(entries: Mapping[str, list[dict[str, Any]]]) -> dict[str, Table]:
+    """Return the tables of a file; an entry lists linear layers, matrices and tensors with the same axes."""
+    tables: dict[str, Table] = {}
+    for name, of_table in entries.items():
+        table = tables[name] = {}
+        for entry in of_table:
+            axes, linear = tuple(entry.get("axes", ())), entry.get("linear", ())
+            table |= tables[entry["like"]] if "like" in entry else {}
+            table |= {f"{layer}.weight": axes for layer in (*linear, *entry.get("weights", ()))}
+            table |= {f"{layer}.bias": axes[:1] for layer in linear}
+            table |= dict.fromkeys(entry.get("tensors", ()), axes)
+    return tables
+
+
+_FILE = tomllib.loads(resources.files(__package__).joinpath("dimensions.toml").read_text(encoding="utf-8"))
+_ATTENTIONS, _OTHERS = _tables(_FILE["attention"]), _tables(_FILE["others"])
+_MARKS: Mapping[str, str] = _FILE["marks"]
+WORDS: Mapping[str, str] = _FILE["words"]
+"""Kind of a symbol -> its name in messages."""
+
+_OWN_NORM = "norm.scale"
+"""Norm of attention's own, which other modules have as well."""
+
 _STEM = r"(?P<stem>(?:.+\.)?)"
 
 
@@ -35,15 +68,17 @@ def _leaves(names: Iterable[str]) -> str:
     return rf"(?P<leaf>{'|'.join(map(re.escape, names))})"
 
 
-_ALL_ATTENTION = sorted({leaf for table in ATTENTION_KINDS.values() for leaf in table} - {"norm.scale"})
-_ATTENTION = re.compile(_STEM + _leaves(_ALL_ATTENTION))
-_FEED = re.compile(rf"(?P<stem>(?:.+\.)?(?:ff|dense)\.)(?P<part>experts\.[0-9]+\.|shared\.|){_leaves(FEED_FORWARD)}")
-_END = re.compile(_STEM + _leaves(ENDS))
-_OF_BLOCK = re.compile(rf"{_STEM}trf_blocks\.[0-9]+\.{_leaves(OF_BLOCK)}")
-_STREAM = re.compile(rf"{_STEM}{_leaves(STREAMS)}\.[0-9]+\.weight")
+_ATTENTION = re.compile(_STEM + _leaves({leaf for table in _ATTENTIONS.values() for leaf in table} - {_OWN_NORM}))
+_FEED = re.compile(
+    rf"(?P<stem>(?:.+\.)?(?:ff|dense)\.)(?P<part>experts\.[0-9]+\.|shared\.|){_leaves(_OTHERS['feed_forward'])}"
+)
+_END = re.compile(_STEM + _leaves(_OTHERS["ends"]))
+_OF_BLOCK = re.compile(rf"{_STEM}trf_blocks\.[0-9]+\.{_leaves(_OTHERS['block'])}")
+_STREAM = re.compile(rf"{_STEM}{_leaves(_OTHERS['streams'])}\.[0-9]+\.weight")
+_ENDS = _OTHERS["ends"] | _OTHERS["block"] | _OTHERS["streams"]
 _VARIED = (".scalar", ".altup.corrected_scale")
 """Endings of those that blocks of models have whose layers are of several sizes (Gemma 3n and 4)."""
-_NORM = re.compile(r"(?P<stem>(?:.+\.)?)(?P<leaf>scale|shift)")
+_NORM = re.compile(_STEM + _leaves(("scale", "shift")))
 _BLOCK = re.compile(
     r"(?P<root>(?:.+?\.)??)(?:trf_blocks|layers)\.(?P<number>[0-9]+)\."
     r"(?P<part>att|cross_att|linear_att|ff|dense|norm[123]|post_norm[12]|(?:dense|experts|input|laurel)_norm|altup)\."
@@ -58,7 +93,8 @@ def axes_of(shapes: Mapping[str, Shape], *, is_whole: bool) -> dict[str, Axes]:
         shapes: our name -> shape.
         is_whole: whether the tensors are one model with one config, whose layers have the same sizes.
     """
-    return {name: axes for name, axes in _Symbols(shapes, is_whole).read() if axes is not None}
+    symbols = _Symbols(shapes, is_whole)
+    return {name: axes for name in shapes if (axes := symbols.axes(name)) is not None}
 
 
 def blocks_of(names: Iterable[str]) -> dict[str, int]:
@@ -98,31 +134,20 @@ class _Symbols:
         }
         self.equal = self._equal_symbols()
 
-    def read(self) -> Iterator[tuple[str, Axes | None]]:
-        for name in self.shapes:
-            yield name, self._axes(name)
-
-    def _axes(self, name: str) -> Axes | None:
-        patterns = (
+    def axes(self, name: str) -> Axes | None:
+        """Return the symbols of a tensor's axes; None for a name of no module of ours."""
+        for pattern, read in (
             (_ATTENTION, self._attention),
             (_FEED, self._feed),
-            *((pattern, self._end) for pattern in (_END, _OF_BLOCK, _STREAM)),
-        )
-        for pattern, read in patterns:
+            (_END, self._end),
+            (_OF_BLOCK, self._end),
+            (_STREAM, self._end),
+            (_NORM, self._norm),
+        ):
             hit = pattern.fullmatch(name)
             if hit is not None:
                 return read(hit)
-        hit = _NORM.fullmatch(name)
-        if hit is None:
-            return None
-        above = hit["stem"].removesuffix("norm.")
-        if hit["stem"] == f"{above}norm." and above in self.attentions:
-            return (Symbol(self._scope(above), OWN_NORMS[self._kind(above)]),)
-        outer = _OUTER_NORM.fullmatch(hit["stem"])
-        if outer is not None and hit["stem"].endswith("emb_norm.") and self._is_unified(outer["root"]):
-            return (self._end_width(outer["root"], "token width"),)
-        root = outer["root"] if outer is not None else self._root_of(hit["stem"])
-        return (self._width(root, hit["stem"], "norm"),)
+        return None
 
     # ---- where a module is
 
@@ -156,18 +181,7 @@ class _Symbols:
     # ---- attention
 
     def _kind(self, stem: str) -> str:
-        leaves = self.attentions.get(stem, {})
-        if "W_latent.weight" in leaves:
-            return "latent"
-        if "W_step.weight" in leaves:
-            return "state space"
-        if "W_step_up.weight" in leaves:
-            return "selective"
-        if "W_decay_up.weight" in leaves:
-            return "channel delta"
-        if "conv1d.weight" in leaves and "A_log" not in leaves:
-            return "convolution"
-        return "delta" if leaves.keys() & {"A_log", "conv1d.weight", "dt_bias"} else "plain"
+        return next((kind for mark, kind in _MARKS.items() if mark in self.attentions.get(stem, {})), "plain")
 
     def _equal_symbols(self) -> dict[str, dict[str, str]]:
         """Return, for each scope of attention, the symbols that equal other symbols of it."""
@@ -179,7 +193,7 @@ class _Symbols:
             scope, kind = self._scope(stem), self._kind(stem)
             kinds.setdefault(scope, kind)
             for leaf, name in leaves.items():
-                for symbol, size in zip(ATTENTION_KINDS[kind].get(leaf, ()), self.shapes[name], strict=False):
+                for symbol, size in zip(_ATTENTIONS[kind].get(leaf, ()), self.shapes[name], strict=False):
                     sizes[scope][symbol][size] += 1
         symbols = {}
         for scope, kind in kinds.items():
@@ -188,64 +202,64 @@ class _Symbols:
         return symbols
 
     def _attention(self, hit: re.Match[str]) -> Axes | None:
-        stem, leaf = hit["stem"], hit["leaf"]
-        kind, scope, root = self._kind(stem), self._scope(stem), self._root_of(stem)
-        symbols = ATTENTION_KINDS[kind].get(leaf)
-        if symbols is None:
-            return None
-        is_cross = stem.endswith("cross_att.")
-        through_latent = kind == "latent" and "W_query_latent.weight" in self.attentions[stem]
-        axes: list[Symbol | int | None] = []
-        for symbol in symbols:
-            name = self.equal[scope].get(symbol, symbol)
-            if leaf in FROM_QUERY_LATENT and name == "input" and through_latent:
-                axes.append(Symbol(scope, "query latent"))
-            elif name in ("input", "output") or (name == "context" and not is_cross and self._is_unified(root)):
-                axes.append(self._width(root, stem, name))
-            elif name == "context" and is_cross and root is not None and self._is_unified(root):
-                encoder = f"{root.removesuffix('decoder.')}encoder."
-                axes.append(self._width(encoder, stem, name))
-            else:
-                axes.append(_fixed(name) if name in ("", "1", "convolved") else Symbol(scope, name))
-        return tuple(axes)
+        stem, kinds = hit["stem"], _ATTENTIONS[self._kind(hit["stem"])].get(hit["leaf"])
+        scope, root, is_cross = self._scope(stem), self._root_of(stem), stem.endswith("cross_att.")
+
+        def symbol(kind: str) -> Symbol:
+            kind = self.equal[scope].get(kind, kind)
+            if kind == "query input":
+                if "W_query_latent.weight" in self.attentions[stem]:
+                    return Symbol(scope, "query latent")
+                kind = "input"
+            if kind in ("input", "output") or (kind == "context" and not is_cross and self._is_unified(root)):
+                return self._width(root, stem, kind)
+            if kind == "context" and root is not None and self._is_unified(root):
+                return self._width(f"{root.removesuffix('decoder.')}encoder.", stem, kind)
+            return Symbol(scope, kind)
+
+        return None if kinds is None else _axes(kinds, symbol)
 
     # ---- the rest of a model
 
     def _feed(self, hit: re.Match[str]) -> Axes | None:
         stem, part, leaf = hit["stem"], hit["part"], hit["leaf"]
-        root = self._root_of(stem)
+        root, scope = self._root_of(stem), self._scope(stem)
         if leaf.startswith("fc") and "fc3.weight" not in self.feeds[stem + part] and not self._is_unified(root):
             return None  # no module of ours: gates have three matrices
-        kind = "expert" if part.startswith("experts.") else "shared" if part else "hidden"
-        axes: list[Symbol | int | None] = []
-        for symbol in FEED_FORWARD[leaf]:
-            if symbol == "input":
-                axes.append(self._width(root, stem, symbol))
-            elif symbol == "1":
-                axes.append(1)
-            else:
-                axes.append(Symbol(self._scope(stem), kind if symbol == "hidden" else symbol))
-        return tuple(axes)
+        hidden = "expert" if part.startswith("experts.") else "shared" if part else "hidden"
+
+        def symbol(kind: str) -> Symbol:
+            if kind == "input":
+                return self._width(root, stem, kind)
+            return Symbol(scope, hidden if kind == "hidden" else kind)
+
+        return _axes(_OTHERS["feed_forward"][leaf], symbol)
 
     def _end(self, hit: re.Match[str]) -> Axes | None:
-        root, leaf = hit["stem"], hit["leaf"]
-        if not self._is_unified(root):
-            return None
-        axes: list[Symbol | int | None] = []
-        for symbol in _ENDS[leaf]:
-            if symbol in ("width", "token width", "logit width"):
-                axes.append(self._end_width(root, symbol))
-            elif symbol in ("", "1"):
-                axes.append(_fixed(symbol))
-            else:
-                axes.append(Symbol(self._table_of(root) if symbol == "vocab" else root, symbol))
-        return tuple(axes)
+        root = hit["stem"]
 
-    def _end_width(self, root: str, symbol: str) -> Symbol:
+        def symbol(kind: str) -> Symbol:
+            if kind in ("width", "token width", "logit width"):
+                return self._end_width(root, kind)
+            return Symbol(self._table_of(root) if kind == "vocab" else root, kind)
+
+        return _axes(_ENDS[hit["leaf"]], symbol) if self._is_unified(root) else None
+
+    def _norm(self, hit: re.Match[str]) -> Axes:
+        stem = hit["stem"]
+        above = stem.removesuffix("norm.")
+        if stem == f"{above}norm." and above in self.attentions:
+            return (Symbol(self._scope(above), _ATTENTIONS[self._kind(above)][_OWN_NORM][0]),)
+        outer = _OUTER_NORM.fullmatch(stem)
+        if outer is not None and stem.endswith("emb_norm.") and self._is_unified(outer["root"]):
+            return (self._end_width(outer["root"], "token width"),)
+        return (self._width(outer["root"] if outer is not None else self._root_of(stem), stem, "norm"),)
+
+    def _end_width(self, root: str, kind: str) -> Symbol:
         """Return the width of the ends of a model, that of its blocks unless a linear layer is between them."""
         between = {"token width": "emb_linear.weight", "logit width": "head_linear.weight"}
-        if f"{root}{between.get(symbol, '')}" in self.shapes and symbol != "width":
-            return Symbol(root, symbol)
+        if f"{root}{between.get(kind, '')}" in self.shapes and kind != "width":
+            return Symbol(root, kind)
         return self._width(root, root, "width")
 
     def _table_of(self, root: str) -> str:
@@ -256,8 +270,9 @@ class _Symbols:
         return root
 
 
-def _fixed(symbol: str) -> int | None:
-    return 1 if symbol == "1" else None
+def _axes(kinds: Iterable[str], symbol: Callable[[str], Symbol]) -> Axes:
+    """Return the symbols of a tensor's axes, of the kinds that its table has."""
+    return tuple(None if kind in ("", "convolved") else 1 if kind == "1" else symbol(kind) for kind in kinds)
 
 
 def _equal_in(kind: str, usual: Mapping[str, int]) -> dict[str, str]:

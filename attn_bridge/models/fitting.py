@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ..printable import printable
 from ..weights.placements import LayoutError, Placement, SettingError, Shape, joined
-from .dimension_tables import WORDS, Symbol
-from .dimensions import Axes, axes_of
+from .dimensions import WORDS, Axes, Symbol, axes_of
 
 if TYPE_CHECKING:
     from .layout import Layout, Settings
@@ -27,13 +26,11 @@ class Misfit:
 
     Attributes:
         names: our names of those that differ.
-        axis: the axis of the size in the first; None: its number of axes is wrong.
         rule: the violated rule.
         others: our names of tensors that they differ from, or that are just as likely wrong.
     """
 
     names: tuple[str, ...]
-    axis: int | None
     rule: str
     others: tuple[str, ...] = ()
 
@@ -51,20 +48,18 @@ def find_misfits(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_
     for name, axes in all_axes.items():
         shape = shapes[name]
         if len(shape) != len(axes):
-            misfits.append(Misfit((name,), None, f"has {len(shape)} axes, expected {len(axes)}"))
+            misfits.append(Misfit((name,), f"has {len(shape)} axes, expected {len(axes)}"))
             continue
         for axis, symbol in enumerate(axes):
             if isinstance(symbol, int) and shape[axis] != symbol:
-                misfits.append(Misfit((name,), axis, f"axis {axis} must be {symbol}"))
+                misfits.append(Misfit((name,), f"axis {axis} must be {symbol}"))
     usual: dict[Symbol, int] = {}
     for symbol, of_size in _sizes(shapes, all_axes).items():
         ranked = _by_votes(of_size, sources)
         usual[symbol] = ranked[0]
         for size in ranked[1:]:
-            names = tuple(dict.fromkeys(name for name, _ in of_size[size]))
-            others = tuple(dict.fromkeys(name for name, _ in of_size[ranked[0]]))
             rule = f"the {WORDS[symbol.kind]} would be {size} and {ranked[0]}"
-            misfits.append(Misfit(names, of_size[size][0][1], rule, others))
+            misfits.append(Misfit(tuple(of_size[size]), rule, tuple(of_size[ranked[0]])))
     return misfits or list(_unlike_multiples(shapes, all_axes, usual))
 
 
@@ -82,21 +77,19 @@ def usual_shapes(shapes: Mapping[str, Shape], sources: Mapping[str, str], *, is_
     return new_shapes
 
 
-def _sizes(shapes: Mapping[str, Shape], all_axes: Mapping[str, Axes]) -> dict[Symbol, dict[int, list[tuple[str, int]]]]:
-    """Return symbol -> size -> the axes that have it, of tensors with the right number of axes."""
-    sizes: dict[Symbol, dict[int, list[tuple[str, int]]]] = collections.defaultdict(
-        lambda: collections.defaultdict(list)
-    )
+def _sizes(shapes: Mapping[str, Shape], all_axes: Mapping[str, Axes]) -> dict[Symbol, dict[int, dict[str, None]]]:
+    """Return symbol -> size -> the names of tensors that have it, of those with the right number of axes."""
+    sizes: dict[Symbol, dict[int, dict[str, None]]] = collections.defaultdict(lambda: collections.defaultdict(dict))
     for name, axes in all_axes.items():
-        for axis, symbol in enumerate(axes if len(axes) == len(shapes[name]) else ()):
+        for size, symbol in zip(shapes[name], axes, strict=True) if len(axes) == len(shapes[name]) else ():
             if isinstance(symbol, Symbol):
-                sizes[symbol][shapes[name][axis]].append((name, axis))
+                sizes[symbol][size][name] = None
     return sizes
 
 
-def _by_votes(of_size: Mapping[int, list[tuple[str, int]]], sources: Mapping[str, str]) -> list[int]:
+def _by_votes(of_size: Mapping[int, Iterable[str]], sources: Mapping[str, str]) -> list[int]:
     """Return sizes, that of most tensors first."""
-    return sorted(of_size, key=lambda size: -len({sources[name] for name, _ in of_size[size]}))
+    return sorted(of_size, key=lambda size: -len({sources[name] for name in of_size[size]}))
 
 
 def _unlike_multiples(
@@ -118,7 +111,7 @@ def _unlike_multiples(
                     f"the {WORDS[kind]} ({sizes[kind]}) must be a multiple of the {WORDS[divisor]} ({sizes[divisor]})"
                 )
                 first, second = (tuple(dict.fromkeys(names[scope][one])) for one in (divisor, kind))
-                yield Misfit(first, 0, rule, second)
+                yield Misfit(first, rule, second)
         if "rotary" in sizes and "keys" in sizes and "queries" in sizes:
             yield from _unlike_latent(sizes, names[scope])
     yield from _convolutions(shapes, all_axes, usual)
@@ -142,7 +135,7 @@ def _unlike_latent(sizes: Mapping[str, int], names: Mapping[str, list[str]]) -> 
             f"the {WORDS['queries']} ({sizes['queries']}) must be that of keys ({sizes['keys']}) and "
             f"{sizes['rotary']} rotary channels for each head"
         )
-        yield Misfit(tuple(names["rotary"]), 0, rule, (*names["queries"], *names["keys"]))
+        yield Misfit(tuple(names["rotary"]), rule, (*names["queries"], *names["keys"]))
 
 
 def _convolutions(
@@ -161,9 +154,8 @@ def _convolutions(
         wanted = 2 * usual[key[0]] + usual[value[0]]
         if shapes[name][0] != wanted:
             others = (f"{stem}W_key.weight", f"{stem}W_value.weight")
-            yield Misfit(
-                (name,), 0, f"its channels ({shapes[name][0]}) must be queries, keys and values ({wanted})", others
-            )
+            rule = f"its channels ({shapes[name][0]}) must be queries, keys and values ({wanted})"
+            yield Misfit((name,), rule, others)
 
 
 def _numbers_of_experts(shapes: Mapping[str, Shape], all_axes: Mapping[str, Axes]) -> Iterator[Misfit]:
@@ -177,7 +169,7 @@ def _numbers_of_experts(shapes: Mapping[str, Shape], all_axes: Mapping[str, Axes
         router = f"{stem}router.weight"
         if router in all_axes and shapes[router][0] != count:
             rule = f"the number of experts would be {shapes[router][0]} and {count}"
-            yield Misfit((router,), 0, rule, (f"{stem}experts.0.fc3.weight",))
+            yield Misfit((router,), rule, (f"{stem}experts.0.fc3.weight",))
 
 
 class ShapeError(LayoutError):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...models import dimension_tables, dimensions, families, fitting, layouts
+from ...models import dimensions, families, fitting, layouts
 from ...models.ours import OWN
 from ...models.reading import multimodal
 from ...printable import printable
@@ -98,7 +98,7 @@ def check_sizes(
             continue
         axis = next((at for at, pair in enumerate(zip(shape, wanted, strict=False)) if len({*pair}) > 1), 0)
         symbol = symbols.get(name, ())[axis : axis + 1]
-        kind = symbol[0].kind if symbol and isinstance(symbol[0], dimension_tables.Symbol) else ""
+        kind = symbol[0].kind if symbol and isinstance(symbol[0], dimensions.Symbol) else ""
         theirs = ours[name].theirs
         if not _is_given(config, kind):
             if _is_complete(config, shapes):
@@ -237,9 +237,9 @@ def _check_keys(
     wanted = dict(_plain_sizes(flat))
     for name, axes in symbols.items():
         for axis, symbol in enumerate(axes):
-            size = wanted.get(symbol.kind) if isinstance(symbol, dimension_tables.Symbol) else None
+            size = wanted.get(symbol.kind) if isinstance(symbol, dimensions.Symbol) else None
             if size is not None and axis < len(our_shapes[name]) and our_shapes[name][axis] != size:
-                kind = symbol.kind if isinstance(symbol, dimension_tables.Symbol) else ""
+                kind = symbol.kind if isinstance(symbol, dimensions.Symbol) else ""
                 theirs = ours[name].theirs
                 raise LayoutError(_line(config, theirs, our_shapes[name], kind, our_shapes[name][axis], size))
 
@@ -263,7 +263,7 @@ def _line(config: Mapping[str, object], theirs: str, shape: Shape, kind: str, si
     flat = _flat(config)
     key = _key(flat, KEYS.get(kind, ()))
     start = f"{printable(theirs)} is {tuple(shape)}"
-    words = dimension_tables.WORDS.get(kind, "size")
+    words = dimensions.WORDS.get(kind, "size")
     if key and flat.get(key) == stated and kind not in ("queries", "keys", "values"):  # widths, where the key counts
         return (
             f"{start}, but {key} of config.json is {stated}: the {words} in the file is {size}; set {key} to {size} if "
