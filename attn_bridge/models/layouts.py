@@ -19,9 +19,9 @@ from . import chapter3, fitting
 from .derived import known
 from .family import Scoped
 from .layout import DecodedTensors, Encoded, Layout, Settings
-from .libraries import flax_transformers, gemma_linen, maxtext, vllm
+from .libraries import flax_transformers, maxtext
 from .ours import OWN
-from .tables import KERAS, TABLES, TUNIX, table
+from .tables import LIBRARIES, TABLES, table
 from .unknown_names import advice, strangers
 
 __all__ = [
@@ -39,17 +39,17 @@ __all__ = [
     "names",
 ]
 
+_VLLM = table("vllm")
+
 _PACKAGED: dict[str, Layout] = {
     one.name: one
     for one in (
         *chapter3.LAYOUTS,
         *map(table, TABLES),
         *flax_transformers.LAYOUTS,
-        *map(table, TUNIX),
-        gemma_linen.LAYOUT,
-        *map(table, KERAS),
+        *map(table, LIBRARIES),
         maxtext.LAYOUT,
-        vllm.LAYOUT,
+        _VLLM,
         *known.LAYOUTS,
     )
 }
@@ -223,8 +223,8 @@ def _place_equally(candidates: Iterable[str], names: Mapping[str, Shape | None])
 def _detect(names: Mapping[str, Shape | None], model_type: object) -> Layout:
     layout = _fitting(names, model_type)
     why = _why_other_type(layout, model_type, names)
-    if why and model_type in vllm.LAYOUT.model_types and len(vllm.LAYOUT.match(names)[1]) == len(names):
-        why += f"; --from {vllm.LAYOUT.name} takes them as those of vLLM"
+    if why and model_type in _VLLM.model_types and len(_VLLM.match(names)[1]) == len(names):
+        why += f"; --from {_VLLM.name} takes them as those of vLLM"
     why = why or _why_ambiguous(layout, names, model_type)
     if why:
         raise LayoutError(why)
@@ -246,8 +246,8 @@ def _fitting(names: Mapping[str, Shape | None], model_type: object) -> Layout:
     if ours:  # nothing in the names is particular to a layout that only adds to ours, unless it has a mark
         marked = [name for name in full if _LAYOUTS[name].marks and _LAYOUTS[name].is_complete(names)]
         full = marked or ours[:1]
-    if len(full) > 1 and vllm.LAYOUT.name in full:  # such files need --from, as another library has the same names
-        full.remove(vllm.LAYOUT.name)
+    if len(full) > 1 and _VLLM.name in full:  # such files need --from, as another library has the same names
+        full.remove(_VLLM.name)
     rivals = [name for name in full if _LAYOUTS[name].form]
     if len(rivals) > 1:  # with the same names, but different required tensors
         chosen = _by_shapes(rivals, names)

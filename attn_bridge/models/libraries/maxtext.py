@@ -25,9 +25,9 @@ import ml_dtypes
 from ...weights.placements import Change, LayoutError, SettingError, Shape
 from ...weights.rows import Row
 from ..layout import Settings
+from ..layout.chosen import ChosenLayout, Form
 from ..parts import towers
 from ..rows.common import TIE
-from .chosen import ChosenLayout, Form
 
 OURS = "trf_blocks.{i}."
 PATTERN = 6
@@ -273,9 +273,13 @@ LAYOUT = _MaxText(
     "maxtext",
     "MaxText: Llama, Mistral, Mixtral, Qwen 2 and 3, Qwen3-MoE, Gemma 2 and 3",
     _table,
-    usual=_usual("qwen", 0, None),
     forms=[
-        _usual(kind, scan, 2 * PATTERN - 1 if scan and kind == "gemma3" else None) for kind in _KINDS for scan in (0, 1)
+        _usual("qwen", 0, None),
+        *(
+            _usual(kind, scan, 2 * PATTERN - 1 if scan and kind == "gemma3" else None)
+            for kind in _KINDS
+            for scan in (0, 1)
+        ),
     ],
     of_theirs=_of_theirs,
     of_ours=_of_ours,

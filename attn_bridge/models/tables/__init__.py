@@ -2,7 +2,8 @@
 
 In: the name of a layout. Out: the `Layout`. A file holds the arguments of `Layout` and a TOML table per `Row`; with
 ``decoder = true``, rows and prefixes of the embeddings and the head are those of Llama (`rows.decoder.decoder`);
-``omitted`` has the parts that a conversion leaves out: beginnings of names, or arguments of `OmittedPart`.
+``omitted`` has the parts that a conversion leaves out: beginnings of names, or arguments of `OmittedPart`. A file with
+``forms``, the usual one first, is a `ChosenLayout`; a row that not all of them have says ``when`` by the form's values.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import tomllib
 from collections.abc import Callable
 from importlib import resources
 
+from ...weights.rows import Row
 from ..layout import Layout
+from ..layout.chosen import ChosenLayout, Form
 from ..parts import OmittedPart
 from ..rows.decoder import FURTHER_LAYER, decoder
 from ..rows.files import row_of
@@ -27,12 +30,12 @@ TABLES = (
     *("hf-olmo-hybrid", "hf-bloom", "hf-bart", "hf-whisper", "hf-t5", "hf-umt5", "meta-llama", "openai-gpt-oss"),
     *("book-llama3", "book-qwen3", "book-gemma3", "gguf-llama", "gguf-qwen", "gguf-gemma", "gguf-gpt2"),
 )
-TUNIX = ("tunix-llama3", "tunix-qwen2", "tunix-qwen3", "tunix-gemma3")
-KERAS = (
+LIBRARIES = (
+    *("tunix-llama3", "tunix-qwen2", "tunix-qwen3", "tunix-gemma3", "gemma-linen"),
     *("keras-gpt2", "keras-llama", "keras-mistral", "keras-qwen2", "keras-qwen3", "keras-gemma", "keras-gemma2"),
     *("keras-gemma3", "keras-bert"),
 )
-"""Names of the files of this room; layouts of other libraries stand between these lists."""
+"""Names of the files of this room; layouts in code, and vLLM's, stand between these lists."""
 
 MODELS = __package__.rpartition(".")[0]
 """The package that paths of functions begin in."""
@@ -52,14 +55,23 @@ def named(path: str) -> Callable[..., object]:
 def table(name: str) -> Layout:
     """Return the layout of a file, the same object on every call; ``[code]`` names arguments that are functions."""
     document = tomllib.loads(resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
-    rows = [row_of(row) for row in document.pop("rows")]
+    rows = [(row.pop("when", {}), row_of(row)) for row in document.pop("rows")]
     for key, value in document.items():
         document[key] = tuple(value) if isinstance(value, list) else value
     document["settings"] = {setting: tuple(keys) for setting, keys in document.get("settings", {}).items()}
     document |= {role: named(path) for role, path in document.pop("code", {}).items()}
+    if "model_types_of" in document:
+        others = map(table, document.pop("model_types_of"))
+        document["model_types"] = tuple(kind for layout in others for kind in layout.model_types)
     omitted = (one if isinstance(one, dict) else {"begin": one} for one in document.pop("omitted", ()))
     title, parts = document.pop("title"), tuple(OmittedPart(**one) for one in omitted)
     parts += (FURTHER_LAYER,) if document.pop("further_layer", False) else ()
+
+    def rows_of(form: Form) -> list[Row]:
+        return [row for when, row in rows if all(form[key] in values for key, values in when.items())]
+
+    if "forms" in document:
+        return ChosenLayout(name, title, rows_of, whole=True, parts=parts, **document)
     if document.pop("decoder", False):
-        return decoder(name, title, rows, parts=parts, **document)
-    return Layout(name, title, rows, whole=True, parts=parts, **document)
+        return decoder(name, title, rows_of({}), parts=parts, **document)
+    return Layout(name, title, rows_of({}), whole=True, parts=parts, **document)

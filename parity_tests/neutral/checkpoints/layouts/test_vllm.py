@@ -42,8 +42,8 @@ FORMS = {
 @pytest.mark.parametrize("kind", FORMS)
 def test_the_names_of_either_side_show_the_kind_of_block(kind):
     theirs, ours = FORMS[kind]
-    assert library._of_theirs({f"{LAYER}{name}.weight": () for name in theirs}, {}) == {"kind": kind}
-    assert library._of_ours({f"{OURS}{name}.weight": () for name in ours}, {}) == {"kind": kind}
+    assert library.form_of_theirs({f"{LAYER}{name}.weight": () for name in theirs}, {}) == {"kind": kind}
+    assert library.form_of_ours({f"{OURS}{name}.weight": () for name in ours}, {}) == {"kind": kind}
 
 
 def model(folder, kind):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...weights.placements import LayoutError, Shape
 from ...weights.rows import Row
-from ..layout import FLAGS, DecodedTensors, Encoded, Layout, Settings
+from .mapped import DecodedTensors, Encoded
+from .table import FLAGS, Layout, Settings
 
 Form = dict[str, Any]
 """Setting -> value, for the settings that select a layout's table."""
@@ -28,8 +29,7 @@ class ChosenLayout(Layout):
         name: name on the command line.
         title: its description.
         table: form -> the rows of such models.
-        usual: the form whose rows are its `rows`.
-        forms: forms whose names, taken together, are all that such models may have.
+        forms: forms whose names, taken together, are all that such models may have; the rows of the first are `rows`.
         of_theirs: returns the form of a model of the library.
         of_ours: returns the form for a model of ours.
         kept: which parts of the form are settings that lead back to the same outside tensors.
@@ -41,17 +41,16 @@ class ChosenLayout(Layout):
         title: str,
         table: Callable[[Form], Iterable[Row]],
         *,
-        usual: Form,
-        forms: Iterable[Form],
+        forms: Sequence[Form],
         of_theirs: Reading,
         of_ours: Reading,
-        kept: tuple[str, ...],
+        kept: tuple[str, ...] = (),
         **rest: Any,
     ):
-        super().__init__(name, title, table(usual), **rest)
+        super().__init__(name, title, table(forms[0]), **rest)
         self._table, self._of_theirs, self._of_ours, self._kept, self._rest = table, of_theirs, of_ours, kept, rest
         rows = {row.theirs: row for row in self.rows}
-        for form in forms:
+        for form in forms[1:]:
             rows = {**{row.theirs: row for row in table(form)}, **rows}
         self._index_theirs(rows.values())
 
