@@ -14,7 +14,6 @@ from ..reading.model_config import ConfigFile
 from ..reading.rotary import (
     has_null_positions,
     read_nested_rotary,
-    read_proportional_rotary,
     read_rotary,
     read_rotary_by_kind,
 )
@@ -123,8 +122,6 @@ class FieldReader:
             return Rotary(options["theta"], options["dim"], options.get("pairing", "half"))
         if options.pop("fixed", False):  # the class reads no key of rotary positions
             return Rotary(options["theta"], width, options.get("pairing", "half"))
-        if options.pop("proportional", False):
-            return read_proportional_rotary(config, width, kind)
         if options.pop("nested", False):
             return read_nested_rotary(config, width, kind, **options)
         if options.pop("by_kind", False):

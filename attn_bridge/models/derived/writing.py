@@ -27,7 +27,7 @@ from ..reading.decoders import (
     write_windows,
 )
 from ..reading.model_config import nested
-from ..reading.rotary import write_nested, write_proportional, write_rotary, write_rotary_by_kind
+from ..reading.rotary import write_nested, write_rotary, write_rotary_by_kind
 from . import experts, latent, mixers, runs
 from .description import ALONE, Description, KeySource
 
@@ -315,8 +315,6 @@ class FamilyWriter:
         partial = width if source is not None and source.value else None
         if self.description.fields.keys() & {"position.nested", "position.by_kind"}:
             by_kind = rotary_by_kind(config, self._kinds(config))
-            if "position.proportional" in self.description.fields:
-                return {POSITIONS: write_proportional(by_kind)}
             if "position.nested" in self.description.fields:
                 return write_nested(by_kind, partial)
             local_key = self.description.fields.get("position.local_key")

@@ -23,6 +23,9 @@ from .model_config import ConfigFile, as_number
 
 Values = Mapping[str, Any]
 
+Reader = Callable[[ConfigFile, Values, str], object]
+"""Returns a field of a scaling, from a config, the values of its positions, and the key of the field."""
+
 
 def read_rotary(
     config: ConfigFile,
@@ -142,7 +145,14 @@ def write_nested(positions: Mapping[str, object], head_dim: int | None = None) -
     for kind, position in positions.items():
         if position is None:
             keys[kind] = None
-        if isinstance(position, Rotary):
+        if isinstance(position, Rotary) and isinstance(position.scaling, ProportionalScaling):
+            keys[kind] = {
+                "rope_type": "proportional",
+                "rope_theta": position.base,
+                "partial_rotary_factor": position.scaling.part,
+                "factor": position.scaling.factor,
+            }
+        elif isinstance(position, Rotary):
             written = write_rotary(position, head_dim)
             scaling = written["rope_scaling"] or {"rope_type": "default"}
             if not scaling.get("truncate", True):
@@ -190,49 +200,34 @@ def rope_type(values: Values) -> str:
 
 
 def read_nested_rotary(
-    config: ConfigFile, head_dim: int, kind: str, *, pairing: Pairing = "half", partial: bool = False
+    config: ConfigFile,
+    head_dim: int,
+    kind: str,
+    *,
+    pairing: Pairing = "half",
+    partial: bool = False,
+    proportional: bool = False,
 ) -> Rotary:
     """Return the rotary positions of a layer of a model that has them per kind alone; arguments as for `read_rotary`.
+
+    With `proportional`, a kind may have a `ProportionalScaling`.
 
     Raises:
         TypeError: a value of the wrong type.
         ValueError: no values for the kind, ``rope_scaling``, or a value that is missing or does not fit.
     """
-    config.refuse("rope_scaling", None)
     values = config.mapping("rope_parameters").get(kind)
+    if proportional and isinstance(values, Mapping) and rope_type(values) == "proportional":
+        base, part, factor = (
+            _number(config, key, values.get(key, usual))
+            for key, usual in (("rope_theta", None), ("partial_rotary_factor", 1.0), ("factor", 1.0))
+        )
+        return Rotary(base, scaling=ProportionalScaling(part, factor))
+    config.refuse("rope_scaling", None)
     if not isinstance(values, Mapping):
         raise ValueError(f"rope_parameters of {config.model_type} must hold {kind}, got {printable(repr(values))}")
-    part = values.get("partial_rotary_factor", 1.0) if partial else None
-    return make_nested_rotary(config, head_dim, values, _required(config, values, "rope_theta"), part, pairing)
-
-
-def read_proportional_rotary(config: ConfigFile, head_dim: int, kind: str) -> Rotary:
-    """Return the rotary positions of a kind of layers, which are `ProportionalScaling` in those of full attention."""
-    values = config.mapping("rope_parameters").get(kind)
-    if not isinstance(values, Mapping) or rope_type(values) != "proportional":
-        return read_nested_rotary(config, head_dim, kind)
-    base = as_number(f"rope_theta of {config.model_type}", values.get("rope_theta"))
-    part, factor = (
-        as_number(f"{key} of {config.model_type}", values.get(key, 1.0)) for key in ("partial_rotary_factor", "factor")
-    )
-    return Rotary(base, scaling=ProportionalScaling(part, factor))
-
-
-def write_proportional(positions: Mapping[str, object]) -> WrittenKeys:
-    """Return the rotary positions of each kind of layers."""
-    keys: WrittenKeys = {}
-    for kind, position in positions.items():
-        scaling = getattr(position, "scaling", None)
-        if isinstance(position, Rotary) and isinstance(scaling, ProportionalScaling):
-            keys[kind] = {
-                "rope_type": "proportional",
-                "rope_theta": position.base,
-                "partial_rotary_factor": scaling.part,
-                "factor": scaling.factor,
-            }
-        else:
-            keys |= write_nested({kind: position})["rope_parameters"]
-    return keys
+    turned = values.get("partial_rotary_factor", 1.0) if partial else None
+    return make_nested_rotary(config, head_dim, values, _required(config, values, "rope_theta"), turned, pairing)
 
 
 def read_rotary_by_kind(
@@ -334,7 +329,9 @@ def make_rotary(
             f"partial_rotary_factor ({part}) of {config.model_type} turns {dim} of the {head_dim} channels of a head, "
             "which must be an even number of them"
         )
-    scaling = _SCALINGS[kind][1](config, values)
+    make, readers = _SCALINGS[kind]
+    fields = {name: read(config, values, _KEYS.get(name, name)) for name, read in readers.items()}
+    scaling = None if make is None else make(**fields)
     if part is None:
         _refuse_part(config, head_dim, values, kind)
     return Rotary(_number(config, "rope_theta", base), None if dim == head_dim else dim, pairing, scaling)
@@ -353,61 +350,7 @@ def _refuse_part(config: ConfigFile, head_dim: int, values: Values, kind: str) -
         raise ValueError(f"{key} ({part}) of {config.model_type} is not supported with rope_type {kind}, only 1.0")
 
 
-def _linear(config: ConfigFile, values: Values) -> Scaling:
-    return LinearScaling(_required(config, values, "factor"))
-
-
-def _dynamic(config: ConfigFile, values: Values) -> Scaling:
-    return NTKScaling(_required(config, values, "factor"), config.integer("max_position_embeddings"))
-
-
-def _yarn(config: ConfigFile, values: Values) -> Scaling:
-    original = _original_context(config, values)
-    return YaRNScaling(
-        factor=_factor(config, values, original),
-        original_context=original,
-        beta_fast=_number(config, "beta_fast", values.get("beta_fast") or 32),
-        beta_slow=_number(config, "beta_slow", values.get("beta_slow") or 1),
-        attention_factor=_optional(config, values, "attention_factor"),
-        mscale=_optional(config, values, "mscale"),
-        mscale_all_dim=_optional(config, values, "mscale_all_dim"),
-        truncate=bool(values.get("truncate", True)),
-    )
-
-
-def _llama3(config: ConfigFile, values: Values) -> Scaling:
-    return Llama3Scaling(
-        factor=_required(config, values, "factor"),
-        low_freq_factor=_required(config, values, "low_freq_factor"),
-        high_freq_factor=_required(config, values, "high_freq_factor"),
-        original_context=_original_context(config, values),
-    )
-
-
-def _longrope(config: ConfigFile, values: Values) -> Scaling:
-    original = _original_context(config, values)
-    return LongRoPEScaling(
-        short_factors=_numbers(config, values, "short_factor"),
-        long_factors=_numbers(config, values, "long_factor"),
-        original_context=original,
-        factor=_factor(config, values, original),
-        attention_factor=_optional(config, values, "attention_factor"),
-    )
-
-
-_SCALINGS: dict[str, tuple[type[Scaling] | None, Callable[[ConfigFile, Values], Scaling | None]]] = {
-    "default": (None, lambda config, values: None),
-    "linear": (LinearScaling, _linear),
-    "dynamic": (NTKScaling, _dynamic),
-    "yarn": (YaRNScaling, _yarn),
-    "llama3": (Llama3Scaling, _llama3),
-    "longrope": (LongRoPEScaling, _longrope),
-}
-"""``rope_type`` -> our class of scaling, and its reader."""
-
-
-def _original_context(config: ConfigFile, values: Values) -> int:
-    key = "original_max_position_embeddings"
+def _original_context(config: ConfigFile, values: Values, key: str) -> int:
     value = config.get(key) or values.get(key) or config.integer("max_position_embeddings")
     tokens = int(_number(config, key, value))
     if tokens < 1:
@@ -415,10 +358,11 @@ def _original_context(config: ConfigFile, values: Values) -> int:
     return tokens
 
 
-def _factor(config: ConfigFile, values: Values, original: int) -> float:
+def _factor(config: ConfigFile, values: Values, key: str) -> float:
     """Return the growth factor of the context: from the file, or from both lengths."""
-    factor = values.get("factor")
-    return _number(config, "factor", config.integer("max_position_embeddings") / original if factor is None else factor)
+    if values.get(key) is not None:
+        return _number(config, key, values[key])
+    return config.integer("max_position_embeddings") / _original_context(config, values, _KEYS["original_context"])
 
 
 def _required(config: ConfigFile, values: Values, key: str) -> float:
@@ -440,3 +384,44 @@ def _optional(config: ConfigFile, values: Values, key: str) -> float | None:
 
 def _number(config: ConfigFile, key: str, value: object) -> float:
     return as_number(f"{key} of {config.model_type}", value)
+
+
+_SCALINGS: dict[str, tuple[Callable[..., Scaling] | None, Mapping[str, Reader]]] = {
+    "default": (None, {}),
+    "linear": (LinearScaling, {"factor": _required}),
+    "dynamic": (
+        NTKScaling,
+        {
+            "factor": _required,
+            "original_context": lambda config, values, key: config.integer("max_position_embeddings"),
+        },
+    ),
+    "yarn": (
+        YaRNScaling,
+        {
+            "original_context": _original_context,
+            "factor": _factor,
+            "beta_fast": lambda config, values, key: _number(config, key, values.get(key) or 32),
+            "beta_slow": lambda config, values, key: _number(config, key, values.get(key) or 1),
+            **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim"), _optional),
+            "truncate": lambda config, values, key: bool(values.get(key, True)),
+        },
+    ),
+    "llama3": (
+        Llama3Scaling,
+        {
+            **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), _required),
+            "original_context": _original_context,
+        },
+    ),
+    "longrope": (
+        LongRoPEScaling,
+        {
+            "original_context": _original_context,
+            **dict.fromkeys(("short_factors", "long_factors"), _numbers),
+            "factor": _factor,
+            "attention_factor": _optional,
+        },
+    ),
+}
+"""``rope_type`` -> our class of scaling, and the reader of each of its fields."""
