@@ -11,7 +11,7 @@ from ...weights.rows import Row
 from .mapped import DecodedTensors, Encoded
 from .table import FLAGS, Layout, Settings
 
-Form = dict[str, Any]
+Form = Settings
 """Setting -> value, for the settings that select a layout's table."""
 
 

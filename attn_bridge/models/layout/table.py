@@ -76,7 +76,7 @@ class Layout:
         *,
         prefixes: tuple[str, ...] = ("",),
         settings: Mapping[str, tuple[str, ...]] | None = None,
-        defaults: Mapping[str, Any] | None = None,
+        defaults: Settings | None = None,
         whole: bool = False,
         ours: bool = True,
         marks: tuple[str, ...] = (),

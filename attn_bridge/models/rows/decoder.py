@@ -51,7 +51,6 @@ EMBEDDINGS = [
         for outer in (OUTER, OF_EMU)
     ),
 ]
-FINAL_NORM = Row("{prefix}norm.weight", ("final_norm.scale",))
 
 
 def decoder(

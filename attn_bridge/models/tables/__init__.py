@@ -3,7 +3,7 @@
 In: the name of a layout. Out: the `Layout`. A file holds the arguments of `Layout` and a TOML table per `Row`; with
 ``decoder = true``, rows and prefixes of the embeddings and the head are those of Llama (`rows.decoder.decoder`);
 ``omitted`` has the parts that a conversion leaves out: beginnings of names, or arguments of `OmittedPart`. A file with
-``forms``, the usual one first, is a `ChosenLayout`; a row that not all of them have says ``when`` by the form's values.
+``forms``, the usual one first, is a `ChosenLayout`; ``when`` of a row lists the values of a form that has it.
 """
 
 from __future__ import annotations
