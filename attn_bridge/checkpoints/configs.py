@@ -258,9 +258,10 @@ def left_out(config: Mapping[str, object], keys: Iterable[str] | None = None) ->
     family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None or "text_config" in config:
         return {}
-    read = ModelKeys(config, str(kind), {}, family.aliases)
-    wanted = family.defaults if keys is None else [key for key in keys if key in family.defaults]
-    return {key: family.defaults[key] for key in wanted if key not in read}
+    defaults = family.description.defaults
+    read = ModelKeys(config, str(kind), {}, family.description.aliases)
+    wanted = defaults if keys is None else [key for key in keys if key in defaults]
+    return {key: defaults[key] for key in wanted if key not in read}
 
 
 def _sizes_left_out(path: Path) -> str:

@@ -69,8 +69,7 @@ def of_target(
             multimodal.registered_type(one) for one in (theirs, theirs.get("text_config")) if isinstance(one, Mapping)
         }
         family = families.FAMILIES.get(str(multimodal.registered_type(theirs)))
-        is_whole = family is not None and family.whole is not None
-        if theirs is not config or (is_whole and not kinds & set(layout.model_types)):
+        if theirs is not config or (family is not None and not kinds & set(layout.model_types)):
             return _with_kept(_rewritten(theirs, layout, shapes), theirs)
         plain_config = quantised.unquantised(theirs)
         return None if plain_config == config else plain_config
@@ -101,7 +100,7 @@ def _with_kept(written: Mapping[str, object], source: Mapping[str, object]) -> d
     """Return a config with the copied keys (`KEPT`), except a number of positions that would change the model."""
     config = {**written, **{key: source[key] for key in KEPT if source.get(key) is not None}}
     family = families.FAMILIES.get(str(multimodal.registered_type(written)))
-    if family is None or family.whole is None or families.find_whole(config) == families.find_whole(written):
+    if family is None or families.find_whole(config) == families.find_whole(written):
         return config
     return {**config, POSITIONS: written[POSITIONS]}
 
@@ -115,7 +114,7 @@ def of_text(config: Mapping[str, object]) -> dict[str, object]:
     family = families.FAMILIES.get(str(text_config["model_type"]))
     return {
         **text_config,
-        **({"architectures": [family.architecture]} if family is not None and family.architecture else {}),
+        **({"architectures": [family.architecture]} if family is not None else {}),
     }
 
 

@@ -11,8 +11,8 @@ import typer
 from .judge import load_judge
 
 if TYPE_CHECKING:
+    from ..models.derived.family import Family
     from ..models.derived.reading import DerivedFamily
-    from ..models.family import Family
 
 
 def derive(

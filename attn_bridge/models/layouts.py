@@ -17,7 +17,7 @@ from ..weights.placements import LayoutError, Placement, SettingError, Shape
 from ..weights.rows import Row
 from . import chapter3, fitting
 from .derived import known
-from .family import Scoped
+from .derived.family import Scoped
 from .layout import DecodedTensors, Encoded, Layout, Settings
 from .libraries import flax_transformers, maxtext
 from .ours import OWN

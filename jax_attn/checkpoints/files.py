@@ -16,7 +16,7 @@ from ..linear import undrawn
 
 if TYPE_CHECKING:  # with every family of models, which most programs never read
     from attn_bridge.checkpoints.hub import publishing
-    from attn_bridge.models.family import Family
+    from attn_bridge.models.derived.family import Family
 
 PathLike = str | os.PathLike[str]
 

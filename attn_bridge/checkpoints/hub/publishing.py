@@ -168,7 +168,7 @@ def _model_of(path: Path) -> str:
     if kind.startswith(OWN):
         return kind.removeprefix(OWN)
     family = families.FAMILIES.get(kind)
-    if family is None or family.whole is None:
+    if family is None:
         return "BertEncoder" if kind == "bert" else "DecoderModel"
     return family.whole.__name__.removesuffix("Config") + "Model"
 

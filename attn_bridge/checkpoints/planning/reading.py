@@ -140,7 +140,7 @@ def _is_complete(config: Mapping[str, object], shapes: Mapping[str, Shape]) -> b
     family = families.FAMILIES.get(str(theirs.get("model_type")))
     if family is None:
         return False
-    numbers = [key for key, default in family.defaults.items() if type(default) is int]
+    numbers = [key for key, default in family.description.defaults.items() if type(default) is int]
     return not configs.left_out(theirs, numbers)
 
 
@@ -183,7 +183,7 @@ def notes_on_config(config: Mapping[str, object], shapes: Mapping[str, Shape]) -
         shapes: outside name -> shape.
     """
     kind = multimodal.registered_type(config)
-    if kind != "bert" and not (isinstance(kind, str) and kind in families.FAMILIES and families.FAMILIES[kind].whole):
+    if kind != "bert" and not (isinstance(kind, str) and kind in families.FAMILIES):
         return []
     try:
         _read_model(config, shapes)

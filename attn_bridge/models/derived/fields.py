@@ -17,22 +17,15 @@ from ..reading.rotary import (
     read_rotary,
     read_rotary_by_kind,
 )
-from .description import Description
+from .family import Family
 from .writing import ACTIVATED, OPTIONAL, POSITIONS, ROTARY, SCALING
 
 Options: TypeAlias = dict[str, Any]
 """Arguments of our configs."""
 
 
-class FieldReader:
-    """Reads the fields of a described family.
-
-    Args:
-        description: the family.
-    """
-
-    def __init__(self, description: Description):
-        self.description = description
+class FieldReader(Family):
+    """A family that reads the fields of its description."""
 
     def part(self, config: ConfigFile, part: str) -> Options:
         """Return field -> value of a part of our configs, such as ``attention``, without the key that switches it."""

@@ -14,7 +14,7 @@ from ..reading import multimodal
 from ..tables import TABLES, table
 from .description import Description, loads
 from .layout import layout_of
-from .reading import DerivedFamily, FamilyReader
+from .reading import DerivedFamily
 
 FOLDER = "ATTN_BRIDGE_FAMILIES"
 """Environment variable: a folder of further families, as ``attn-bridge derive`` writes them."""
@@ -59,31 +59,29 @@ LAYOUTS = tuple(_OWN.values())
 """Layouts with a table in the file of a family."""
 
 
-def _families() -> tuple[DerivedFamily, ...]:
-    families = []
-    for description in DESCRIPTIONS:
-        layout = _OWN.get(description.layout) or _SHARED[description.layout]
-        kind = multimodal.decoder_type(description.model_type)
-        if kind not in layout.model_types:
-            layout.model_types += (kind,)
-        families.append(FamilyReader(description, layout).family())
-    return tuple(families)
+def _for(description: Description, layout: Layout) -> Layout:
+    """Return a layout that is for the ``model_type`` of a description as well."""
+    kind = multimodal.decoder_type(description.model_type)
+    if kind not in layout.model_types:
+        layout.model_types += (kind,)
+    return layout
 
 
-FAMILIES = _families()
+FAMILIES = tuple(DerivedFamily(one, _for(one, _OWN.get(one.layout) or _SHARED[one.layout])) for one in DESCRIPTIONS)
 
 
-def family_of(description: Description) -> DerivedFamily:
-    """Return the family of a description outside the package, with a layout that is for its ``model_type`` as well.
+def own_layout(description: Description) -> Layout:
+    """Return the layout of a description outside the package, which no other family has.
 
     Raises:
         ValueError: the layout that it names is not known.
     """
     try:
-        layout = copy.copy(layout_for(description))
+        return _for(description, copy.copy(layout_for(description)))
     except KeyError:
         raise ValueError(f"layout ({printable(description.layout)}) of the family is not known") from None
-    kind = multimodal.decoder_type(description.model_type)
-    if kind not in layout.model_types:
-        layout.model_types += (kind,)
-    return FamilyReader(description, layout).family()
+
+
+def family_of(description: Description) -> DerivedFamily:
+    """Return the family of a description outside the package; errors as of `own_layout`."""
+    return DerivedFamily(description, own_layout(description))

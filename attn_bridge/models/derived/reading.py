@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,14 @@ from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Alibi
 from ...specs.rms_norm import RMSNormConfig
 from ...specs.sparse_indexed_attention import SparseIndexedAttentionConfig
-from ..family import AttentionLayer, Family
+from ..attention_layer import AttentionLayer
 from ..layout import Layout
-from ..reading import multimodal
-from ..reading.decoders import KINDS, is_rotated, mask_of
+from ..reading.decoders import KINDS, WrittenKeys, is_rotated, mask_of
 from ..reading.model_config import ConfigFile
 from ..tables import table
 from ..tables.layers import attention_of_layer, table_of_layer
 from . import experts, latent, mixers, runs
-from .description import ALONE, Description, dumps
+from .description import ALONE, dumps
 from .fields import FieldReader, Options
 from .writing import (
     BOTH,
@@ -47,15 +45,11 @@ LIBRARIES = {"meta": "meta-llama", "openai": "openai-gpt-oss"}
 """Name of a library in a description -> the layout of its files."""
 
 
-@dataclasses.dataclass(frozen=True)
-class DerivedFamily(Family):
-    """A family that is data.
+class DerivedFamily(FieldReader):
+    """A family of decoders."""
 
-    Attributes:
-        description: the data.
-    """
-
-    description: Description = dataclasses.field(kw_only=True)
+    whole = DecoderConfig
+    layout: Layout
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the family to a TOML file, which ``from_pretrained(folder, family=path)`` reads.
@@ -64,36 +58,6 @@ class DerivedFamily(Family):
             ValueError: the file can't be written.
         """
         whole_files.write(whole_files.checked(Path(path)), dumps(self.description))
-
-
-class FamilyReader(FieldReader):
-    """Reads the configs of a described family, and writes them.
-
-    Args:
-        description: the family.
-        layout: the table of its tensors.
-    """
-
-    def __init__(self, description: Description, layout: Layout):
-        super().__init__(description)
-        self.layout = layout
-
-    def family(self) -> DerivedFamily:
-        """Return the family, as the tables of families hold it."""
-        description = self.description
-        return DerivedFamily(
-            (multimodal.decoder_type(description.model_type), *description.further_types),
-            self.attention,
-            description.defaults,
-            aliases=description.aliases,
-            keys=description.keys,
-            decoder=self.decoder,
-            write=self.write,
-            architecture=description.architecture,
-            prepare=runs.PREPARE[description.prepare] if description.prepare else None,
-            layout=self.layout,
-            description=description,
-        )
 
     # ---- a config.json to ours
 
@@ -198,7 +162,7 @@ class FamilyReader(FieldReader):
             spec = SparseIndexedAttentionConfig.of(spec, latent.read_indexer(config, indexer))
         return self._layer(config, layer, spec)
 
-    def decoder(self, config: ConfigFile) -> DecoderConfig:
+    def model(self, config: ConfigFile, names: Collection[str] = ()) -> DecoderConfig:
         """Return a whole decoder."""
         layers = config.depth("num_hidden_layers")
         return DecoderConfig(
@@ -447,9 +411,9 @@ class FamilyReader(FieldReader):
         is_forced = DENSE_INTERVAL in self.description.fields and self.value(config, DENSE_INTERVAL) == 1
         return KINDS[True] if is_forced and not self._is_sparse(config, layer) else kind
 
-    # ---- tensors
+    # ---- ours to a config.json
 
-    def write(self, config: DecoderConfig, model_type: str) -> dict[str, object]:
+    def write(self, config: DecoderConfig) -> WrittenKeys:
         """Return the keys of a config, as `FamilyWriter` writes them."""
         return FamilyWriter(self.description).write(config)
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import os
-from collections.abc import Callable
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from ...printable import printable
-from ..family import Family, using
-from .description import loads
-from .known import family_of
+from ...specs.decoder_model import DecoderConfig
+from ..attention_layer import AttentionLayer
+from ..layout import Layout
+from ..reading.decoders import WrittenKeys
+from ..reading.model_config import ConfigFile
+from . import known
+from .description import Description, loads
+from .family import Family, using
 from .reading import DerivedFamily
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 FILE = "attn-bridge-family.toml"
 """Name of the file in a model's folder."""
@@ -44,34 +43,46 @@ def read_family(path: Path) -> DerivedFamily:
         raise ValueError(f"{printable(str(path), 400)} can't be read as a family: {printable(str(reason))}") from None
     description = loads(text, printable(str(path), 400))
     try:
-        family = family_of(description)
-        assert family.decoder is not None, "families of data are whole decoders"
-        assert family.write is not None, "families of data are whole decoders"
-        return dataclasses.replace(
-            family,
-            read=_guarded(family.read, path),
-            decoder=_guarded(family.decoder, path),
-            write=_guarded(family.write, path),
-        )
+        return StoredFamily(description, known.own_layout(description), path)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"{printable(str(path), 400)}: {printable(str(error), 400)}") from None
 
 
-def _guarded(reader: Callable[P, T], path: Path) -> Callable[P, T]:
-    """Return a reader of configs that refuses data without a field that it needs, as a file of a user's may be.
+class StoredFamily(DerivedFamily):
+    """A family of a user's file, which may lack a field that its configs need; that error names the file.
 
-    Raises:
-        ValueError: the message names the file.
+    Args:
+        description: the data.
+        layout: the table of its tensors.
+        path: the file.
     """
 
-    @functools.wraps(reader)
-    def read(*arguments: P.args, **options: P.kwargs) -> T:
-        try:
-            return reader(*arguments, **options)
-        except (LookupError, AttributeError, ZeroDivisionError) as error:
-            raise ValueError(f"{printable(str(path), 400)} lacks {printable(str(error))} of the family") from error
+    def __init__(self, description: Description, layout: Layout, path: Path):
+        super().__init__(description, layout)
+        self.path = path
 
-    return read
+    def attention(self, config: ConfigFile, layer: int) -> AttentionLayer:
+        """Return the attention of a layer."""
+        with self._complete():
+            return super().attention(config, layer)
+
+    def model(self, config: ConfigFile, names: Collection[str] = ()) -> DecoderConfig:
+        """Return a whole decoder."""
+        with self._complete():
+            return super().model(config, names)
+
+    def write(self, config: DecoderConfig) -> WrittenKeys:
+        """Return the keys of a config."""
+        with self._complete():
+            return super().write(config)
+
+    @contextlib.contextmanager
+    def _complete(self) -> Iterator[None]:
+        try:
+            yield
+        except (LookupError, AttributeError, ZeroDivisionError) as error:
+            path = printable(str(self.path), 400)
+            raise ValueError(f"{path} lacks {printable(str(error))} of the family") from error
 
 
 def beside(folder: Path) -> DerivedFamily | None:

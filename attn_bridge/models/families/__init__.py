@@ -17,10 +17,13 @@ from typing import Any
 from ...printable import listed, printable
 from ...specs.decoder_model import DecoderConfig
 from ...specs.encoder_decoder_model import EncoderDecoderConfig
+from ..attention_layer import AttentionLayer
 from ..derived import known
-from ..family import AttentionLayer, Family, Scoped
+from ..derived.family import Family, Scoped
+from ..derived.reading import DerivedFamily
 from ..layout import Layout
 from ..pairs.reading import FAMILIES as PAIRS
+from ..pairs.reading import PairFamily
 from ..parts import OmittedPart
 from ..reading import multimodal
 from ..reading.differences import differences
@@ -50,14 +53,9 @@ class FamilyError(ValueError):
     """A conversion of a model to another family, which has no such model; the message is one line."""
 
 
-def known_model_types() -> tuple[str, ...]:
-    """Return every ``model_type`` of a config.json that has a family."""
-    return _written(FAMILIES)
-
-
-def _written(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the `written_type` of each registered type, sorted, each once."""
-    return tuple(sorted(set(map(multimodal.written_type, names))))
+def known_model_types(kind: type[Family] = Family) -> tuple[str, ...]:
+    """Return every ``model_type`` of a config.json that has a family, of a kind."""
+    return tuple(sorted({multimodal.written_type(name) for name, one in FAMILIES.items() if isinstance(one, kind)}))
 
 
 def find_layer(config: Mapping[str, object], layer: int) -> AttentionLayer:
@@ -71,56 +69,39 @@ def find_layer(config: Mapping[str, object], layer: int) -> AttentionLayer:
         TypeError: `config` is not a mapping, or a value of it or `layer` has the wrong type.
         ValueError: a ``model_type`` without a family, a layer that the model lacks, or a value that does not fit.
     """
-    family, read = _read(config, known_model_types())
+    family, read = _read(config)
     if isinstance(layer, bool) or not hasattr(layer, "__index__"):
         raise TypeError(f"layer must be an integer, got {type(layer).__name__}")
     layer = layer.__index__()
     layers = read.integer(family.depth)
     if not 0 <= layer < layers:
         raise ValueError(f"layer ({layer}) must be at least 0 and below {family.depth} ({layers})")
-    return family.read(read, layer)
+    return family.attention(read, layer)
 
 
 def find_decoder(config: Mapping[str, object]) -> DecoderConfig:
-    """Return the config of a whole decoder in ours.
-
-    Args:
-        config: the model's ``config.json`` as a dict; of a multimodal model, the one with ``text_config``.
-
-    Raises:
-        TypeError: `config` is not a mapping, or a value of it has the wrong type.
-        ValueError: a ``model_type`` without a decoder of ours, or a value that we do not compute.
-    """
-    decoders = _written(name for name, one in FAMILIES.items() if one.decoder is not None)
-    family, read = _read(config, decoders)
-    if family.decoder is None:
-        instead = "; EncoderDecoderModel runs it" if family.pair else ""
+    """Return the config of a whole decoder in ours; arguments and errors as of `find_whole`."""
+    family, read = _read(config, DerivedFamily)
+    if not isinstance(family, DerivedFamily):
+        decoders = ", ".join(known_model_types(DerivedFamily))
         raise ValueError(
-            f"model_type ({read.model_type}) is no decoder of ours, which are {', '.join(decoders)}{instead}"
+            f"model_type ({read.model_type}) is no decoder of ours, which are {decoders}; EncoderDecoderModel runs it"
         )
-    return family.decoder(read)
+    return family.model(read)
 
 
 def find_encoder_decoder(config: Mapping[str, object], names: Collection[str] = ()) -> EncoderDecoderConfig:
-    """Return the config of a whole encoder with its decoder in ours.
-
-    Args:
-        config: the model's ``config.json`` as a dict.
-        names: of the model's tensors, which decide cases that the config leaves open.
-
-    Raises:
-        TypeError: `config` is not a mapping, or a value of it has the wrong type.
-        ValueError: a ``model_type`` without an encoder and decoder of ours, or a value that we do not compute.
-    """
-    pairs = tuple(sorted(name for name, one in FAMILIES.items() if one.pair is not None))
-    family, read = _read(config, pairs)
-    if family.pair is None:
-        if read.model_type in map(multimodal.decoder_type, multimodal.DECODERS):
-            kind = multimodal.written_type(read.model_type)
-            raise ValueError(f"a {kind} whose config says that it is a decoder has no encoder; DecoderModel runs it")
-        choices = ", ".join(pairs) + ("; DecoderModel runs it" if family.decoder else "")
-        raise ValueError(f"model_type ({read.model_type}) is no encoder and decoder of ours, which are {choices}")
-    return family.pair(read, names)
+    """Return the config of a whole encoder with its decoder in ours; arguments and errors as of `find_whole`."""
+    family, read = _read(config, PairFamily)
+    if isinstance(family, PairFamily):
+        return family.model(read, names)
+    if read.model_type in map(multimodal.decoder_type, multimodal.DECODERS):
+        kind = multimodal.written_type(read.model_type)
+        raise ValueError(f"a {kind} whose config says that it is a decoder has no encoder; DecoderModel runs it")
+    choices = ", ".join(known_model_types(PairFamily))
+    raise ValueError(
+        f"model_type ({read.model_type}) is no encoder and decoder of ours, which are {choices}; DecoderModel runs it"
+    )
 
 
 def find_whole(config: Mapping[str, object], names: Collection[str] = ()) -> DecoderConfig | EncoderDecoderConfig:
@@ -132,10 +113,10 @@ def find_whole(config: Mapping[str, object], names: Collection[str] = ()) -> Dec
 
     Raises:
         TypeError: `config` is not a mapping, or a value of it has the wrong type.
-        ValueError: a ``model_type`` without a whole model of ours, or a value that we do not compute.
+        ValueError: a ``model_type`` without such a model, or a value that we do not compute.
     """
-    family, _ = _read(config, tuple(sorted(name for name, one in FAMILIES.items() if one.whole is not None)))
-    return find_decoder(config) if family.pair is None else find_encoder_decoder(config, names)
+    family, read = _read(config)
+    return family.model(read, names)
 
 
 def unread_keys(config: Mapping[str, object]) -> tuple[OmittedPart, ...]:
@@ -160,7 +141,7 @@ def ties_head(config: Mapping[str, object]) -> bool | None:
         TypeError: a value of it has the wrong type.
     """
     try:
-        _, read = _read(config, ())
+        _, read = _read(config)
     except ValueError:
         return None
     return read.flag("tie_word_embeddings")
@@ -188,23 +169,18 @@ def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout, s
             gives the layout its name.
     """
     families = [(name, FAMILIES[name]) for name in layout.model_types if name in FAMILIES]
-    candidates = [
-        (name, family.architecture, family.write)
-        for name, family in families
-        if name == family.model_types[0]
-        and family.write is not None
-        and family.whole is not None
-        and isinstance(config, family.whole)
-    ]
+    candidates = {
+        name: family for name, family in families if name == family.model_types[0] and isinstance(config, family.whole)
+    }
     # Only an encoder with its decoder is read by the names of its tensors too; a table of experts takes long to list.
     is_pair = isinstance(config, EncoderDecoderConfig)
     names = [parameter.rule.torch for parameter in config.parameters] if is_pair else []
     closest, fewest = "", math.inf
-    for name, architecture, write in candidates:
+    for name, family in candidates.items():
         try:
             _check_blocks(config)
-            keys = {"model_type": name, "architectures": [architecture], **dict.fromkeys(TOKENS)}
-            written = keys | write(config, name)
+            keys = {"model_type": name, "architectures": [family.architecture], **dict.fromkeys(TOKENS)}
+            written = keys | family.write(config)
             lacking = differences(config, find_whole(written, names))
         except (TypeError, ValueError, OverflowError) as error:
             closest = closest or f"{name}: {error}"
@@ -215,31 +191,30 @@ def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout, s
         if len(kinds) < fewest:
             closest, fewest = f"{name} has another {listed(kinds, SHOWN)}", len(kinds)
     if source:
-        raise FamilyError(_why_another(config, layout, source, {name: write for name, _, write in candidates}, names))
+        raise FamilyError(_why_another(config, layout, source, candidates, names))
     kind = "decoder" if isinstance(config, DecoderConfig) else "encoder and decoder"
     if not closest:
         raise ValueError(f"{layout.name} is for no {kind} of ours, so that no config.json can be written")
-    tried = ", ".join(name for name, _, _ in candidates)
-    raise ValueError(f"no config.json of {layout.name} ({tried}) says all of this {kind}; {closest}")
+    raise ValueError(f"no config.json of {layout.name} ({', '.join(candidates)}) says all of this {kind}; {closest}")
 
 
 def _why_another(
     config: DecoderConfig | EncoderDecoderConfig,
     layout: Layout,
     source: str,
-    writers: Mapping[str, Any],
+    candidates: Mapping[str, Family],
     names: Collection[str],
 ) -> str:
     """Return the first difference between a model of another family and the family that a layout is named after."""
     start = f"a {source} can't become {layout.name}: "
     own = layout.name.removeprefix("hf-").replace("-", "_")
-    name = own if own in writers else next(iter(writers), "")
+    name = own if own in candidates else next(iter(candidates), "")
     if not name:
         of_other = next((one for one in layout.model_types if one in FAMILIES), own)
         kinds = ("an encoder and decoder", "a decoder")
         return f"{start}a {source} is {kinds[isinstance(config, DecoderConfig)]}, and a {of_other} is not"
     try:
-        written = {"model_type": name, **dict.fromkeys(TOKENS), **writers[name](config, name)}
+        written = {"model_type": name, **dict.fromkeys(TOKENS), **candidates[name].write(config)}
         # Rotary positions have no number of positions: any number shows what else differs.
         written |= {key: 1 for key, value in written.items() if value is None and "position" in key}
         lacking = differences(config, find_whole(written, names))
@@ -267,28 +242,27 @@ def _by_kind(differences: Iterable[str]) -> list[str]:
     return [alike[0] + (f" in {len(alike)} blocks" if len(alike) > 1 else "") for alike in kinds.values()]
 
 
-def _read(config: Mapping[str, object], choices: Iterable[str]) -> tuple[Family, ConfigFile]:
+def _read(config: Mapping[str, object], kind: type[Family] = Family) -> tuple[Family, ConfigFile]:
     """Return the family of a config, and the config with its defaults.
 
     Args:
         config: the model's.
-        choices: names to list in the error for an unknown family.
+        kind: of the families to list in the error for an unknown one.
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be a config.json as a dict, got {type(config).__name__}")
     keys = multimodal.text_of(config)
     name = keys.get("model_type")
     if name is None:
-        raise ValueError(f"config has no model_type, which must be one of {', '.join(choices)}")
+        raise ValueError(f"config has no model_type, which must be one of {', '.join(known_model_types(kind))}")
     if isinstance(name, str) and name in multimodal.DECODERS and name not in FAMILIES:
         raise ValueError(f"is_decoder ({printable(repr(keys.get('is_decoder')))}) of {name} must be True for a decoder")
     if not isinstance(name, str) or name not in FAMILIES:
+        choices = ", ".join(known_model_types(kind))
         raise ValueError(
-            f"model_type ({printable(name)}) must be one of {', '.join(choices)}; attn-bridge derive FOLDER may derive "
+            f"model_type ({printable(name)}) must be one of {choices}; attn-bridge derive FOLDER may derive "
             "that of another decoder from transformers"
         )
-    family = FAMILIES[name]
     if not keys.get("is_causal", True):  # by which the masks of transformers show later tokens in every family
         raise ValueError(f"is_causal ({printable(repr(keys['is_causal']))}) of {name} is not supported, only True")
-    prepared = keys if family.prepare is None else family.prepare(keys)
-    return family, ConfigFile(prepared, name, family.defaults, family.aliases, family.keys)
+    return FAMILIES[name], FAMILIES[name].file(keys, name)

@@ -25,9 +25,9 @@ from ...specs.encoder_decoder_model import (
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ...specs.position import RelativeBias
 from ...weights.rows import Row
+from ..attention_layer import AttentionLayer
 from ..derived.description import loads
 from ..derived.fields import FieldReader
-from ..family import AttentionLayer, Family
 from ..reading.decoders import ACTIVATIONS, NAMES, WrittenKeys, activation_of
 from ..reading.model_config import ConfigFile
 from ..rows.common import Table
@@ -50,25 +50,20 @@ _PROJECTION = "feed_forward.projection"
 """Field of the key that names both the activation of T5 and whether it has a gate."""
 
 
-class PairReader(FieldReader):
-    """Reads the configs of a described encoder with its decoder, and writes them."""
+class PairFamily(FieldReader):
+    """A family of encoders with their decoders."""
 
-    def family(self) -> Family:
-        """Return the family, as the tables of families hold it."""
-        description, depth = self.description, self.description.fields["decoder.num_layers"]
-        return Family(
-            (description.model_type,),
-            self.layer,
-            description.defaults,
-            depth=depth.otherwise or depth.key,
-            pair=self.pair,
-            write=self.write,
-            architecture=description.architecture,
-        )
+    whole = EncoderDecoderConfig
+
+    @property
+    def depth(self) -> str:
+        """Key of the number of layers of a stack."""
+        depth = self.description.fields["decoder.num_layers"]
+        return depth.otherwise or depth.key
 
     # ---- a config.json to ours
 
-    def layer(self, config: ConfigFile, layer: int) -> AttentionLayer:
+    def attention(self, config: ConfigFile, layer: int) -> AttentionLayer:
         """Return the attention of a decoder's layer to the encoder, or that of a layer of T5 to its own sequence.
 
         Raises:
@@ -87,7 +82,7 @@ class PairReader(FieldReader):
             "GroupedQueryAttention", self._attention(config, side), layer, {"transformers": _T5}, prefix
         )
 
-    def pair(self, config: ConfigFile, names: Collection[str]) -> EncoderDecoderConfig:
+    def model(self, config: ConfigFile, names: Collection[str] = ()) -> EncoderDecoderConfig:
         """Return a whole model, as `transformers` 5 runs it.
 
         BART's bias of the logits is omitted if the tensor is missing, since it is zero; converted ones have our name.
@@ -179,7 +174,7 @@ class PairReader(FieldReader):
 
     # ---- ours to a config.json
 
-    def write(self, config: EncoderDecoderConfig, model_type: str) -> WrittenKeys:
+    def write(self, config: EncoderDecoderConfig) -> WrittenKeys:
         """Return the keys of a model; those that both sides have are the decoder's."""
         block, fields = config.decoder.blocks[0], self.description.fields
         if "position" in self.description.parts and not isinstance(block.attention.position, RelativeBias):
@@ -209,7 +204,8 @@ class PairReader(FieldReader):
             layers = block.feed_forward
             names = NAMES | {"gelu_tanh": "gelu", "gelu": "gelu_python"} if layers.gated else NAMES
             written[fields[_PROJECTION].key] = "gated-" * layers.gated + names[layers.activation]
-            written |= {"scale_decoder_outputs": config.logit_scale != 1.0} if model_type == "t5" else {}
+            if fields["model.scaled"].value == "tied":
+                written["scale_decoder_outputs"] = config.logit_scale != 1.0
         return written
 
 
@@ -225,11 +221,11 @@ def _side_of(stack: StackConfig) -> types.SimpleNamespace:
     )
 
 
-def load() -> Iterator[Family]:
+def load() -> Iterator[PairFamily]:
     """Yield the families of all files of this room."""
     for file in sorted(resources.files(__package__).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
-            yield PairReader(loads(file.read_text(encoding="utf-8"), str(file))).family()
+            yield PairFamily(loads(file.read_text(encoding="utf-8"), str(file)))
 
 
 FAMILIES = tuple(load())

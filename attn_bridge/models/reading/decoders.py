@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from ...masks import Mask, causal, sliding_window
@@ -11,17 +11,8 @@ from ...printable import printable
 from ...specs.blocks.feed_forward import HiddenActivation
 from ...specs.decoder_model import DecoderConfig
 from ...specs.differential_attention import DifferentialAttentionConfig
-from ...specs.encoder_decoder_model import EncoderDecoderConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
 from .model_config import MAX_LAYERS, MAX_SIZE, ConfigFile
-
-Pair = Callable[[ConfigFile, Collection[str]], EncoderDecoderConfig]
-"""From a config and the names of its tensors to an encoder with its decoder."""
-Write = Callable[[Any, str], dict[str, Any]]
-"""From a whole model and a ``model_type`` to keys of a config.json; values without a key are left out or refused.
-
-The model is of the class that the family reads: a decoder, or an encoder with one.
-"""
 
 WrittenKeys: TypeAlias = dict[str, Any]
 """Keys of a config.json, as a family writes them."""

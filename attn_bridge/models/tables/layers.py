@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ...specs import Config
 from ...specs.decoder_model import Recurrent
 from ...weights.rows import Row
-from ..family import AttentionLayer
+from ..attention_layer import AttentionLayer
 from ..layout import Layout
 from ..reading.model_config import ConfigFile
 from ..rows.common import Table

@@ -135,7 +135,8 @@ def own_keys(model_type: str) -> dict[str, Any]:
     """Return the keys that a family of 4 heads takes other values of than most."""
     keys: dict[str, Any] = {"num_key_value_heads": 4} if model_type.startswith(LATENT) else {}
     family = families.FAMILIES.get(model_type)
-    of_decoder = {key: SIZES[usual] for usual, key in (family.keys if family else {}).items() if usual in SIZES}
+    decoder_keys = family.description.keys if family else {}
+    of_decoder = {key: SIZES[usual] for usual, key in decoder_keys.items() if usual in SIZES}
     return keys | of_decoder | OWN_KEYS.get(model_type, {})
 
 

@@ -13,6 +13,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.models import families, layouts
 from attn_bridge.models.reading import multimodal
+from attn_bridge.specs import DecoderConfig
 
 DECODER = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 20}
 SIZES = {
@@ -84,7 +85,7 @@ def test_an_encoder_is_no_decoder_and_a_decoder_no_encoder(tmp_path):
 def test_the_type_of_a_decoder_alone_is_written_as_that_of_its_class(kind):
     own = multimodal.decoder_type(kind)
     assert (own, multimodal.written_type(own)) == (f"{kind}-decoder", kind)
-    assert families.FAMILIES[own].decoder is not None
+    assert families.FAMILIES[own].whole is DecoderConfig
     assert any(own in layouts.find(name).model_types for name in layouts.names())
     # An encoder with a decoder keeps its type, whatever its decoder is.
     assert multimodal.type_of({"model_type": kind, "is_decoder": True}) == own

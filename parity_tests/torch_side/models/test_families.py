@@ -102,7 +102,7 @@ def test_a_missing_key_has_the_default_of_transformers(name):
     theirs = transformers.models.auto.configuration_auto.CONFIG_MAPPING[multimodal.written_type(name)]()
     ours = {
         key: value
-        for key, value in families.FAMILIES[name].defaults.items()
+        for key, value in families.FAMILIES[name].description.defaults.items()
         if (name, key) not in COMPUTED and hasattr(theirs, key) and value != "auto"
     }
     assert ours == {key: getattr(theirs, key) for key in ours}

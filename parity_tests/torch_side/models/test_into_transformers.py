@@ -228,14 +228,14 @@ def test_a_decoder_that_was_composed_is_one_of_theirs_too(tmp_path, case):
     assert model_type == assert_same_in_transformers(config, layout, tmp_path)
 
 
-WRITTEN = {name: family for name, family in families.FAMILIES.items() if family.write is not None}
+WRITTEN = families.FAMILIES
 
 
 @cover.rotated(("name", "changes"), list(WRITTEN), [3, 1])
 def test_accepted_drawn_decoders_match_transformers(tmp_path, name, changes):
     of_transformers = (layouts.find(word) for word in layouts.names() if word.startswith("hf-"))
     layout = next(layout for layout in of_transformers if name in layout.model_types)
-    draw = drawn_decoders.draw if WRITTEN[name].pair is None else drawn_encoder_decoders.draw
+    draw = drawn_decoders.draw if WRITTEN[name].whole is DecoderConfig else drawn_encoder_decoders.draw
     seeds = range(changes, 4000, 4)
     config = next(one for one in (draw(name, seed) for seed in seeds) if is_written(one, layout))
     assert_same_in_transformers(config, layout.name, tmp_path)
@@ -289,7 +289,10 @@ def test_the_architectures_are_those_of_transformers():
     }
     pairs = {**auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
     ours = {name: family.architecture for name, family in WRITTEN.items()}
-    assert ours == {name: (pairs if WRITTEN[name].pair else alone)[multimodal.written_type(name)] for name in ours}
+    assert ours == {
+        name: (alone if family.whole is DecoderConfig else pairs)[multimodal.written_type(name)]
+        for name, family in WRITTEN.items()
+    }
 
 
 def test_heads_that_do_not_divide_the_width_are_refused_where_their_class_refuses_them():

@@ -20,9 +20,9 @@ from pathlib import Path
 from attn_bridge import backends
 from attn_bridge.models import families
 from attn_bridge.models.derived.description import Description
+from attn_bridge.models.derived.family import Family, using
 from attn_bridge.models.derived.known import family_of
 from attn_bridge.models.derived.reading import DerivedFamily
-from attn_bridge.models.family import Family, using
 from attn_bridge.models.reading import multimodal
 from attn_bridge.printable import printable
 
@@ -120,7 +120,7 @@ def check(family: Family, *, flax: bool = False) -> Mapping[str, object]:
         DerivationError: `transformers` has no such class, or it computes something else than the family describes.
     """
     if not isinstance(family, DerivedFamily):
-        raise DerivationError(f"the family of {family.model_types[0]} is code, which the tests prove, not data")
+        raise DerivationError(f"{family.model_types[0]} is an encoder with its decoder, which the tests prove")
     # A key that the family refuses other values of keeps the proven one in the usual instance, as in a derivation.
     model = model_class.find(family.description.model_type).fitting(family.description.fixed)
     try:

@@ -10,12 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from attn_bridge import backends
-from attn_bridge.models.derived import runs
 from attn_bridge.models.derived.description import Description
 from attn_bridge.models.derived.known import layout_for
-from attn_bridge.models.derived.reading import FamilyReader
+from attn_bridge.models.derived.reading import DerivedFamily
 from attn_bridge.models.layout import Layout
-from attn_bridge.models.reading.model_config import ConfigFile
 from attn_bridge.specs.decoder_model import DecoderConfig
 from attn_bridge.whole_files import JsonObject
 
@@ -53,25 +51,19 @@ class ModelPair:
     settings: JsonObject
 
 
-def reader_of(description: Description) -> FamilyReader:
+def reader_of(description: Description) -> DerivedFamily:
     """Return the reader of configs of a description."""
-    return FamilyReader(description, layout_for(description))
+    return DerivedFamily(description, layout_for(description))
 
 
-def read(reader: FamilyReader, keys: Mapping[str, object]) -> DecoderConfig:
+def read(reader: DerivedFamily, keys: Mapping[str, object]) -> DecoderConfig:
     """Return the config in ours of a config.json.
 
     Raises:
         RefusedError: the description refuses it.
     """
-    description = reader.description
-    prepare = runs.PREPARE.get(description.prepare, dict)
     try:
-        return reader.decoder(
-            ConfigFile(
-                prepare(keys), description.model_type, description.defaults, description.aliases, description.keys
-            )
-        )
+        return reader.model(reader.file(keys, reader.description.model_type))
     except (TypeError, ValueError, OverflowError) as error:
         raise RefusedError(str(error)) from error
 
@@ -82,7 +74,7 @@ def as_file(config: Any) -> JsonObject:
     return keys
 
 
-def make_pair(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, object], seed: int = 0) -> ModelPair:
+def make_pair(subject: ModelClass, reader: DerivedFamily, keys: Mapping[str, object], seed: int = 0) -> ModelPair:
     """Return an instance with these keys, and ours.
 
     Raises:
@@ -100,7 +92,7 @@ def make_pair(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, obje
     return pair_with(theirs, reader, config, keys)
 
 
-def pair_with(theirs: nn.Module, reader: FamilyReader, config: DecoderConfig, keys: Mapping[str, object]) -> ModelPair:
+def pair_with(theirs: nn.Module, reader: DerivedFamily, config: DecoderConfig, keys: Mapping[str, object]) -> ModelPair:
     """Return an instance, and ours of a config with its weights.
 
     Raises:
@@ -118,7 +110,7 @@ def pair_with(theirs: nn.Module, reader: FamilyReader, config: DecoderConfig, ke
 def _pair_of(
     theirs: nn.Module,
     tensors: Mapping[str, Tensor],
-    reader: FamilyReader,
+    reader: DerivedFamily,
     config: DecoderConfig,
     keys: Mapping[str, object],
 ) -> ModelPair:

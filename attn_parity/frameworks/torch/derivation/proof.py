@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attn_bridge import backends
 from attn_bridge.models.derived.description import Description
-from attn_bridge.models.derived.reading import FamilyReader
+from attn_bridge.models.derived.reading import DerivedFamily
 from attn_bridge.module_weights import transfer
 from attn_bridge.specs.decoder_model import DecoderConfig
 from attn_bridge.whole_files import JsonObject
@@ -230,7 +230,7 @@ def check_jax(pair: ModelPair, seed: int = 6) -> None:
 # ---- configs
 
 
-def check_defaults(subject: ModelClass, reader: FamilyReader) -> None:
+def check_defaults(subject: ModelClass, reader: DerivedFamily) -> None:
     """Compare a config without keys with what `transformers` writes for it.
 
     Raises:
@@ -249,7 +249,7 @@ def check_defaults(subject: ModelClass, reader: FamilyReader) -> None:
         raise WrongError("a config without keys is read otherwise than the defaults of transformers")
 
 
-def try_change(subject: ModelClass, reader: FamilyReader, changes: Mapping[str, object], seed: int = 0) -> str:
+def try_change(subject: ModelClass, reader: DerivedFamily, changes: Mapping[str, object], seed: int = 0) -> str:
     """Return ``equal``, ``refused`` (ours), or ``impossible`` (an instance that can't be made or run).
 
     Raises:
@@ -295,7 +295,7 @@ def _is_large(subject: ModelClass, keys: Mapping[str, object]) -> bool:
         return False
 
 
-def _check_read(subject: ModelClass, reader: FamilyReader, keys: Mapping[str, object]) -> str:
+def _check_read(subject: ModelClass, reader: DerivedFamily, keys: Mapping[str, object]) -> str:
     """Compare a config as transformers fills it with the shorter one; return ``equal`` or ``refused``.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from attn_bridge.models.derived import known
 from attn_bridge.models.derived.description import Description, KeySource
 from attn_bridge.models.derived.layout import layout_of
-from attn_bridge.models.derived.reading import FamilyReader
+from attn_bridge.models.derived.reading import DerivedFamily
 from attn_bridge.models.layout import Layout
 
 from ..model_classes import experts as mixtures
@@ -32,7 +32,7 @@ def fix_keys(subject: ModelClass, description: Description) -> Description:
     singles = changes_of(subject)
     for changes in singles:
         for _ in range(3):
-            reader = FamilyReader(description, layout_of(description))
+            reader = DerivedFamily(description, layout_of(description))
             try:
                 proof.try_change(subject, reader, changes)
                 break
@@ -66,7 +66,7 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
     of_pattern = dict(description.fixed_pattern)
     if description.pattern and key not in description.fixed_pattern and key != "layer_types":
         kinds = [description.kind_of(layer, LAYERS) for layer in range(LAYERS)]
-        reader = FamilyReader(
+        reader = DerivedFamily(
             dataclasses.replace(description, fixed_pattern={**of_pattern, key: (usual,)}), layout_of(description)
         )
         try:
@@ -86,7 +86,7 @@ def _fixed(subject: ModelClass, description: Description, changes: Mapping[str, 
     )
     if isinstance(value, bool) and "model.embedding_scale" not in description.fields:
         with contextlib.suppress(model_pair.WrongError):
-            if proof.try_change(subject, FamilyReader(switched, layout_of(switched)), changes) == "equal":
+            if proof.try_change(subject, DerivedFamily(switched, layout_of(switched)), changes) == "equal":
                 return switched
     if key not in description.same and (size := _size_of(subject, description, key)):
         return dataclasses.replace(description, same={**description.same, key: size})
@@ -110,7 +110,7 @@ def _size_of(subject: ModelClass, description: Description, key: str) -> str:
         if key == size or inner not in usual or value != usual[inner]:
             continue
         same = dataclasses.replace(description, same={**description.same, key: size})
-        reader = FamilyReader(same, layout_of(same))
+        reader = DerivedFamily(same, layout_of(same))
         with contextlib.suppress(model_pair.WrongError):
             changes = [{inner: number, key: number} for number in (4 * value, value // 2)]
             if all(proof.try_change(subject, reader, change) == "equal" for change in changes):

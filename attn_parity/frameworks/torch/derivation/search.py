@@ -13,7 +13,7 @@ import torch
 from attn_bridge.models.derived import runs
 from attn_bridge.models.derived.description import Description, KeySource
 from attn_bridge.models.derived.layout import layout_of
-from attn_bridge.models.derived.reading import FamilyReader
+from attn_bridge.models.derived.reading import DerivedFamily
 from attn_bridge.models.reading import multimodal
 from attn_bridge.weights.rows import Row
 from attn_bridge.whole_files import JsonObject
@@ -136,7 +136,7 @@ def _probes(subject: ModelClass, parts: Structure) -> list[tuple[Any, JsonObject
 
 
 def _is_equal(description: Description, model: object, file: JsonObject, logits: torch.Tensor) -> bool:
-    reader = FamilyReader(description, layout_of(description))
+    reader = DerivedFamily(description, layout_of(description))
     try:
         pair = model_pair.pair_with(model, reader, model_pair.read(reader, file), file)
     except ValueError:
@@ -235,7 +235,7 @@ def _where(
 ) -> str:
     """Return a message that names the first submodule of the first block at which a proposal differs."""
     model, file, _ = probe
-    reader = FamilyReader(description, layout_of(description))
+    reader = DerivedFamily(description, layout_of(description))
     try:
         pair = model_pair.pair_with(model, reader, model_pair.read(reader, file), file)
     except ValueError as error:

@@ -9,11 +9,11 @@ import pytest
 from attn_bridge.checkpoints import configs
 from attn_bridge.models import families, layouts
 from attn_bridge.models.reading import multimodal
-from attn_bridge.specs import ExpertGroups, MixtureOfExpertsConfig, RMSNormConfig, Router
+from attn_bridge.specs import DecoderConfig, ExpertGroups, MixtureOfExpertsConfig, RMSNormConfig, Router
 from attn_bridge.specs.as_json import as_json, from_json
 from parity_tests.support.models.drawn_decoders import own_keys
 
-DECODERS = sorted(name for name, family in families.FAMILIES.items() if family.decoder is not None)
+DECODERS = sorted(name for name, family in families.FAMILIES.items() if family.whole is DecoderConfig)
 SMALL = {
     "vocab_size": 20,
     "hidden_size": 64,

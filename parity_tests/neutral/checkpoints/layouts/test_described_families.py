@@ -16,7 +16,7 @@ from attn_bridge.models import families, layouts, tables
 from attn_bridge.models.derived import known
 from attn_bridge.models.derived.description import KeySource, dumps, loads
 from attn_bridge.models.derived.layout import layout_of
-from attn_bridge.models.derived.reading import FamilyReader
+from attn_bridge.models.derived.reading import DerivedFamily
 from attn_bridge.models.pairs import reading as pairs
 from attn_bridge.models.reading import multimodal
 from attn_bridge.models.reading.model_config import nested
@@ -93,9 +93,7 @@ def test_file_of_a_family_is_written_as_it_is_read(name):
 def test_a_family_reads_what_it_writes(name):
     config = families.find_decoder(tiny(name))
     assert (len(config.blocks), config.emb_dim, config.vocab_size) == (5, 64, 31)
-    written = json.loads(
-        json.dumps(FamilyReader(BY_NAME[name], layouts.find(BY_NAME[name].layout)).write(config, name))
-    )
+    written = json.loads(json.dumps(DerivedFamily(BY_NAME[name], layouts.find(BY_NAME[name].layout)).write(config)))
     assert families.find_decoder({"model_type": name, **written}) == config
 
 

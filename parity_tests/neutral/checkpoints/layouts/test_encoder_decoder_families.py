@@ -11,7 +11,7 @@ from attn_bridge.models import families
 from attn_bridge.specs import CrossAttentionConfig, DecoderConfig, EncoderDecoderConfig
 from attn_bridge.specs.as_json import as_json, from_json
 
-PAIRS = sorted(name for name, family in families.FAMILIES.items() if family.pair is not None)
+PAIRS = sorted(name for name, family in families.FAMILIES.items() if family.whole is EncoderDecoderConfig)
 SMALL = {"vocab_size": 20, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3, "decoder_attention_heads": 3}
 SMALL |= {"num_layers": 2, "num_decoder_layers": 3, "num_heads": 3}
 

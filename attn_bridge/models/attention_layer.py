@@ -1,25 +1,19 @@
-"""The classes of a family: how its configs are read, and the tables that map to its tensors and back."""
+"""The attention of a layer: our config, and the tables that map to its tensors and back."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from .. import backends
 from ..specs import Config
-from ..specs.decoder_model import DecoderConfig
-from ..specs.encoder_decoder_model import EncoderDecoderConfig
 from ..weights import WeightsMismatchError
 from .layout import Layout
-from .reading.decoders import Pair, Write
-from .reading.model_config import ConfigFile
 from .rows.common import Table
 
 Arrays = dict[str, np.ndarray]
@@ -181,83 +175,3 @@ def _find(name: str, prefix: str) -> int | None:
 def _longest_known_ending(name: str, table_names: set[str]) -> str | None:
     parts = name.split(".")
     return next((ending for i in range(len(parts)) if (ending := ".".join(parts[i:])) in table_names), None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """Models with the same reader.
-
-    Attributes:
-        model_types: the ``model_type`` of their configs.
-        read: from a config and the index of a layer to its attention.
-        defaults: key -> default of `transformers` for a missing key.
-        aliases: other names of a key that files have.
-        keys: usual key -> the key that holds its value, where the usual one is about another part of the model.
-        depth: key of the number of layers.
-        decoder: from a config to a whole decoder; None if we have no such model.
-        pair: from a config and the names of its tensors to encoder and decoder; None for other models.
-        write: from the config of a whole model back to keys of a config.json; None if not supported.
-        architecture: the class of `transformers` that runs it.
-        prepare: from the file's keys to those that `read` reads; None if they are the same.
-        layout: the table of its tensors, where the family is data.
-    """
-
-    model_types: tuple[str, ...]
-    read: Callable[[ConfigFile, int], AttentionLayer]
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    depth: str = "num_hidden_layers"
-    decoder: Callable[[ConfigFile], DecoderConfig] | None = None
-    pair: Pair | None = None
-    write: Write | None = None
-    architecture: str = ""
-    layout: Layout | None = None
-    prepare: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None
-
-    @property
-    def whole(self) -> type[DecoderConfig] | type[EncoderDecoderConfig] | None:
-        """Class of the config of its whole models; None if we have no such model."""
-        if self.pair is not None:
-            return EncoderDecoderConfig
-        return None if self.decoder is None else DecoderConfig
-
-
-V = TypeVar("V")
-
-_IN_USE: ContextVar[Family | None] = ContextVar("attn_bridge_family", default=None)
-
-
-@contextlib.contextmanager
-def using(family: Family | None) -> Iterator[None]:
-    """Put a family before those of the package, in this thread and while the context is open; None adds none."""
-    token = _IN_USE.set(_IN_USE.get() if family is None else family)
-    try:
-        yield
-    finally:
-        _IN_USE.reset(token)
-
-
-class Scoped(Mapping[str, V]):
-    """A table of the package, with the entries of the family in use before its own.
-
-    Args:
-        table: the package's entries.
-        entries: from a family to its entries.
-    """
-
-    def __init__(self, table: Mapping[str, V], entries: Callable[[Family], Mapping[str, V]]):
-        self._table, self._entries = table, entries
-
-    def _all(self) -> Mapping[str, V]:
-        family = _IN_USE.get()
-        return self._table if family is None else {**self._table, **self._entries(family)}
-
-    def __getitem__(self, name: str) -> V:
-        return self._all()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())
