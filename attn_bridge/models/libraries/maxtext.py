@@ -16,6 +16,7 @@ of its ``standalone_scripts`` ``llama_or_mistral_ckpt.py`` and ``convert_gemma2_
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,12 +25,14 @@ import ml_dtypes
 
 from ...weights.placements import Change, LayoutError, SettingError, Shape
 from ...weights.rows import Row
+from ...weights.toml import packaged
+from ...whole_files import JsonObject
 from ..layout import Settings
 from ..layout.chosen import ChosenLayout, Form
 from ..parts import towers
 from ..rows.common import TIE
+from ..rows.files import row_of
 
-OURS = "trf_blocks.{i}."
 PATTERN = 6
 """How many kinds of layers Gemma 3 stacks: five with a window, and one without."""
 
@@ -38,35 +41,53 @@ _KINDS = ("llama", "qwen", "mixtral", "qwen-moe", "gemma2", "gemma3")
 _OWN_SCALE = ("qwen", "qwen-moe", "gemma3")
 """Kinds whose model scales the scores itself."""
 
-_PLAIN_NORMS = (("pre_self_attention_layer_norm", "norm1"), ("post_self_attention_layer_norm", "norm2"))
-_GEMMA_NORMS = (
-    ("pre_self_attention_norm", "norm1"),
-    ("post_self_attention_norm", "post_norm1"),
-    ("pre_ffw_norm", "norm2"),
-    ("post_ffw_norm", "post_norm2"),
-)
+_ROWS = packaged("attn_bridge.models.tables", "maxtext.toml")
 
 
 def _table(form: Form) -> list[Row]:
     """Return the rows of a model; see `_form`."""
-    gemma = form["kind"] in ("gemma2", "gemma3")
-    plus = Change(plus=1.0) if gemma else None
-    scale = Change(times=form["width"] ** 0.5) if gemma and form["width"] else None
-    if scale and form["kind"] == "gemma3":
-        scale = Change(times=float(ml_dtypes.bfloat16(scale.times)))
-    head = (
-        [] if gemma else [Row("{prefix}decoder.logits_dense.kernel", ("out_head.weight",), "v d -> d v", optional=True)]
-    )
     return [
-        Row("{prefix}token_embedder.embedding", ("tok_emb.weight",), tied=("out_head.weight",), change=scale),
-        *head,
-        Row("{prefix}decoder.decoder_norm.scale", ("final_norm.scale",), change=plus),
+        *(_row(form, entry) for entry in _entries(form, "ends")),
         *(
-            row
-            for theirs, suffix, layers in _places(form)
-            for row in _block(form, f"{{prefix}}decoder.{theirs}.", suffix, layers, plus)
+            _row(form, _placed(form, entry, f"{{prefix}}decoder.{place}.", suffix, layers))
+            for place, suffix, layers in _places(form)
+            for entry in _entries(form, "layer")
         ),
     ]
+
+
+def _entries(form: Form, part: str) -> Iterator[JsonObject]:
+    """Yield the tables of the rows that models of a form have."""
+    for entry in _ROWS[part]:
+        if all(form[key] in values for key, values in entry.get("when", {}).items()):
+            yield {key: value for key, value in entry.items() if key != "when"}
+
+
+def _placed(form: Form, entry: JsonObject, front: str, suffix: str, layers: list[int] | None) -> JsonObject:
+    """Return the table of a row of a layer, or of a stack of them, whose second axis counts the layers."""
+    (ours,), stacked = entry["ours"], {}
+    if form["scan"] and "remainder" not in front:
+        left, _, right = entry["pattern"].partition(" -> ")
+        first, *others = re.findall(r"\([^()]*\)|\w+", right)
+        stacked = {"part": "layer", "pattern": f"{left} -> {' '.join((first, 'layer', *others))}"}
+    names = [ours] if layers is None else [ours.replace("{i}", str(layer)) for layer in layers]
+    return {**entry, **stacked, "theirs": front + entry["theirs"].replace("{suffix}", suffix), "ours": names}
+
+
+def _row(form: Form, entry: JsonObject) -> Row:
+    """Return the row of a table, with the numbers that a form gives its change and its sizes."""
+    sizes = entry.get("sizes", {})
+    sizes = {axis: form["head_dim"] // 2 if size == "head_half" else size for axis, size in sizes.items()}
+    change, is_gemma = None, form["kind"] in ("gemma2", "gemma3")
+    match entry.pop("change", ""):
+        case "plus" if is_gemma:
+            change = Change(plus=1.0)
+        case "scale" if is_gemma and form["width"]:
+            root = form["width"] ** 0.5
+            change = Change(times=float(ml_dtypes.bfloat16(root)) if form["kind"] == "gemma3" else root)
+        case "query" if form["query_pre_attn_scalar"] and form["kind"] not in _OWN_SCALE:
+            change = Change(times=form["query_pre_attn_scalar"] ** -0.5)
+    return dataclasses.replace(row_of({**entry, "sizes": sizes}), change=change)
 
 
 def _places(form: Form) -> Iterator[tuple[str, str, list[int] | None]]:
@@ -89,54 +110,6 @@ def _places(form: Form) -> Iterator[tuple[str, str, list[int] | None]]:
         yield from ((f"layers_remainder.layers_{one}", "", [full + one]) for one in rest)
     else:
         yield "layers", "", list(range(count or 1))
-
-
-def _block(form: Form, front: str, suffix: str, layers: list[int] | None, plus: Change | None) -> Iterator[Row]:
-    """Yield the rows of a layer, or of a stack of them."""
-    is_stack = form["scan"] and "remainder" not in front
-
-    def row(theirs: str, ours: str, pattern: str, experts: bool = False, **rest: Any) -> Row:
-        names = [OURS + ours] if layers is None else [(OURS + ours).replace("{i}", str(one)) for one in layers]
-        left, _, right = pattern.partition(" -> ")
-        axes = re.findall(r"\([^()]*\)|\w+", right)
-        if experts:
-            axes.insert(0, "e")
-            rest["stack"] = "e"
-        if is_stack:
-            axes.insert(1, "layer")
-            rest["part"] = "layer"
-        return Row(front + theirs, tuple(names), f"{left} -> {' '.join(axes)}", **rest)
-
-    heads = {"h": "head_dim"}
-    query = (
-        Change(times=form["query_pre_attn_scalar"] ** -0.5)
-        if form["query_pre_attn_scalar"] and form["kind"] not in _OWN_SCALE
-        else None
-    )
-    turned = "(n pair c) d -> d n (c pair)" if form["interleaved"] else "(n h) d -> d n h"
-    turned_sizes = {"pair": 2, "c": form["head_dim"] // 2} if form["interleaved"] else heads
-    attention = f"self_attention{suffix}."
-    yield row(f"{attention}query.kernel", "att.W_query.weight", turned, sizes=turned_sizes, change=query)
-    yield row(f"{attention}key.kernel", "att.W_key.weight", turned, sizes=turned_sizes)
-    yield row(f"{attention}value.kernel", "att.W_value.weight", "(n h) d -> d n h", sizes=heads)
-    yield row(f"{attention}out.kernel", "att.out_proj.weight", "d (n h) -> n h d", sizes=heads)
-    if form["kind"] in ("qwen", "qwen-moe"):
-        for name in ("query", "key", "value"):
-            yield row(f"{attention}{name}.bias", f"att.W_{name}.bias", "(n h) -> n h", sizes=heads, optional=True)
-    if form["kind"] in _OWN_SCALE:
-        for name, ours in (("query", "q"), ("key", "k")):
-            norm = f"{attention}{name}_norm.scale"
-            yield row(norm, f"att.{ours}_norm.scale", "d -> d", optional=form["kind"] != "gemma3", change=plus)
-    for name, ours in _PLAIN_NORMS if plus is None else _GEMMA_NORMS:
-        yield row(f"{name}{suffix}.scale", f"{ours}.scale", "d -> d", change=plus)
-    block = _EXPERTS.get(form["kind"])
-    if block:
-        yield row(f"{block}.gate.kernel", "ff.router.weight", "o i -> i o")
-    for name, fc in (("wi_0", "fc1"), ("wi_1", "fc2"), ("wo", "fc3")):
-        if block:
-            yield row(f"{block}.{name}", f"ff.experts.{{j}}.{fc}.weight", "o i -> i o", experts=True)
-        else:
-            yield row(f"mlp{suffix}.{name}.kernel", f"ff.{fc}.weight", "o i -> i o")
 
 
 _LAYER = re.compile(r"(?:^|\.)decoder\.layers_([0-9]{1,9})\.")
