@@ -59,12 +59,3 @@ def read_indexer(config: ConfigFile, values: Values) -> Indexer:
     config.refuse("index_topk_pattern", None, "F" * layers, ["full"] * layers)
     config.refuse("index_topk_freq", None, 0, 1)
     return Indexer(**values)
-
-
-def write_heads(attention: MultiHeadLatentAttentionConfig) -> dict[str, object]:
-    """Return the keys of the numbers of heads, and of dropout."""
-    return {
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_heads,
-        "attention_dropout": attention.dropout,
-    }

@@ -22,7 +22,7 @@ from ...specs.rms_norm import RMSNormConfig
 from ...specs.sparse_indexed_attention import SparseIndexedAttentionConfig
 from ..attention_layer import AttentionLayer
 from ..layout import Layout
-from ..reading.decoders import KINDS, WrittenKeys, is_rotated, mask_of
+from ..reading.decoders import KINDS, Attention, WrittenKeys, is_rotated, mask_of
 from ..reading.model_config import ConfigFile
 from ..tables import table
 from ..tables.layers import attention_of_layer, table_of_layer
@@ -37,7 +37,6 @@ from .writing import (
     FROM_WINDOW,
     LATE,
     UNROTATED,
-    Attention,
     FamilyWriter,
 )
 
@@ -66,7 +65,7 @@ class DerivedFamily(FieldReader):
         self._refuse(config)
         kind = self.kind(config, layer)
         if mixers.PART in self.description.parts and kind == self.description.kinds[True]:
-            return self._mixer(config, layer)
+            return attention_of_layer(self.layout, config, layer, self._recurrent(config, layer))
         if kind == ALONE:
             raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, which has no attention")
         if latent.LATENT_DIM in self.description.fields:
@@ -78,11 +77,12 @@ class DerivedFamily(FieldReader):
         qk_norm = self.part(config, "qk_norm") if has_norm else {}
         temperature = self.part(config, "temperature") if has_temperature else {}
         width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+        share = width // heads
         fields, options = self.description.fields, self.part(config, "attention")
         scaled, by_layer = options.pop("scaled", True), options.pop("scaled_by_layer", False)
         key_scale = options.pop("key_scale", 1.0)
         if options.pop("shares_width", False):  # transformers makes positions of that width, and heads of this one
-            config.refuse("head_dim", None, width // heads)
+            config.refuse("head_dim", None, share)
         if not options.get("gate", True):
             options.pop("gate_scope", None)
         if options.pop("heads_by_kind", False):
@@ -99,7 +99,7 @@ class DerivedFamily(FieldReader):
             options |= {"sinks": window["sinks"]}
         if "layers.heads" in fields:
             heads = runs.read_number(config, fields["layers.heads"].key, layer, heads)
-        head_dim = options.get("head_dim") or _shared_width(config)
+        head_dim = options.get("head_dim") or share
         if not scaled or by_layer or key_scale != 1.0:
             options["scale"] = key_scale * (head_dim**-0.5 if scaled else 1.0) / (layer + 1 if by_layer else 1)
         position = self._position(config, self._turned_as(config, layer, kind), head_dim) if turns else None
@@ -130,10 +130,6 @@ class DerivedFamily(FieldReader):
     @property
     def _rule(self) -> str:
         return str(self.description.fields["layers.rule"].value)
-
-    def _mixer(self, config: ConfigFile, layer: int) -> AttentionLayer:
-        """Return a recurrent layer."""
-        return attention_of_layer(self.layout, config, layer, self._recurrent(config, layer))
 
     def _recurrent(self, config: ConfigFile, layer: int) -> Recurrent:
         self._refuse_others(config, self.description.fixed_mixer)
@@ -416,8 +412,3 @@ class DerivedFamily(FieldReader):
     def write(self, config: DecoderConfig) -> WrittenKeys:
         """Return the keys of a config, as `FamilyWriter` writes them."""
         return FamilyWriter(self.description).write(config)
-
-
-def _shared_width(config: ConfigFile) -> int:
-    """Return the width of a head where the heads share that of the model."""
-    return config.integer("hidden_size") // config.integer("num_attention_heads")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from ...masks import causal
 from ...specs.blocks.feed_forward import Activation, FeedForwardConfig
@@ -18,6 +18,7 @@ from ..reading.decoders import (
     ACTIVATIONS,
     KINDS,
     NAMES,
+    Attention,
     attention_of,
     inverse,
     rotary_by_kind,
@@ -30,9 +31,6 @@ from ..reading.model_config import nested
 from ..reading.rotary import write_nested, write_rotary, write_rotary_by_kind
 from . import experts, latent, mixers, runs
 from .description import ALONE, Description, KeySource
-
-Attention: TypeAlias = GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig | DifferentialAttentionConfig
-"""Attention of a described family that is not recurrent."""
 
 FROM_WINDOW = ("window or types", "types or window")
 LATE, UNROTATED, CHUNKED = "types or late window", "types or unrotated window", "rotated chunk"
@@ -299,11 +297,12 @@ class FamilyWriter:
             return None, {}, 0
         if latent.LATENT_DIM in self.description.fields:
             of_latent = attention_of(config, MultiHeadLatentAttentionConfig)
-            return of_latent, latent.write_heads(of_latent), of_latent.rope_dim
+            return of_latent, write_heads(of_latent), of_latent.rope_dim
+        attention: GroupedQueryAttentionConfig | DifferentialAttentionConfig
         if "differential" in self.description.parts:
-            different = attention_of(config, DifferentialAttentionConfig)
-            return different, write_heads(different), different.head_dim or 0
-        attention = attention_of(config, GroupedQueryAttentionConfig)
+            attention = attention_of(config, DifferentialAttentionConfig)
+        else:
+            attention = attention_of(config, GroupedQueryAttentionConfig)
         return attention, write_heads(attention), attention.head_dim or 0
 
     def _write_rotary(self, config: DecoderConfig, width: int) -> dict[str, object]:

@@ -12,10 +12,14 @@ from ...specs.blocks.feed_forward import HiddenActivation
 from ...specs.decoder_model import DecoderConfig
 from ...specs.differential_attention import DifferentialAttentionConfig
 from ...specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from .model_config import MAX_LAYERS, MAX_SIZE, ConfigFile
 
 WrittenKeys: TypeAlias = dict[str, Any]
 """Keys of a config.json, as a family writes them."""
+
+Attention: TypeAlias = GroupedQueryAttentionConfig | MultiHeadLatentAttentionConfig | DifferentialAttentionConfig
+"""Attention of a decoder that is not recurrent."""
 
 Part = TypeVar("Part")
 
@@ -118,14 +122,14 @@ def check_sizes(config: Mapping[str, object], least: int = 1) -> None:
             read.integer(key, least, MAX_LAYERS if key in LAYERS else MAX_SIZE)
 
 
-def write_heads(attention: GroupedQueryAttentionConfig | DifferentialAttentionConfig) -> WrittenKeys:
+def write_heads(attention: Attention) -> WrittenKeys:
     """Return the keys with the same names in every family: heads, their width, dropout."""
-    return {
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "attention_dropout": getattr(attention, "dropout", 0.0),
-    }
+    if isinstance(attention, MultiHeadLatentAttentionConfig):
+        own: WrittenKeys = {"num_key_value_heads": attention.num_heads}
+    else:
+        own = {"num_key_value_heads": attention.num_kv_heads, "head_dim": attention.head_dim}
+    dropout = getattr(attention, "dropout", 0.0)
+    return {"num_attention_heads": attention.num_heads, **own, "attention_dropout": dropout}
 
 
 def is_rotated(config: ConfigFile, layer: int) -> bool:
