@@ -132,8 +132,7 @@ def _meta(document: Mapping[str, object]) -> WrittenKeys:
         {"vocab_size": UNKNOWN_VOCABULARY, "multiple_of": 256, "norm_eps": 1e-5, "rope_theta": theta},
     )
     config.check_keys(("dim", "n_layers", "n_heads"), _META, _OF_A_RUN)
-    names = {"width": "dim", "kv_heads": "n_kv_heads", "base": "rope_theta"}
-    keys = _sizes(config, "llama", "LlamaForCausalLM", **names)
+    keys = _sizes(config, "llama", "LlamaForCausalLM", width="dim", kv_heads="n_kv_heads", base="rope_theta")
     if not is_mistral:
         return {**keys, "attention_bias": False, "mlp_bias": False, **_llama_context(config, keys["hidden_size"])}
     window = config.size("sliding_window") if "sliding_window" in config else None

@@ -1,4 +1,4 @@
-"""The tables of a rules file, each with its position for messages; the callers interpret them."""
+"""TOML files: the tables of a rules file, each with its position for messages, and the files of a package."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
 from ..printable import printable
-from ..whole_files import read_text
+from ..whole_files import JsonObject, read_text
 
 _NAMES = ("torch", "flax", "first", "second")
 
@@ -45,6 +46,11 @@ def read_tables(path: str | Path) -> list[tuple[str, dict[str, object]]]:
             if key in _NAMES and (bad := next((text for text in _texts(value) if not text.isprintable()), None)):
                 raise ValueError(f"{location}: the name {printable(bad)} of {key} has characters that can't be printed")
     return list(zip(places, tables, strict=True))
+
+
+def packaged(package: str, name: str) -> JsonObject:
+    """Return a TOML file of a package."""
+    return tomllib.loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -9,40 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-MODELS = frozenset(
-    (
-        *("gemma3", "gemma3n", "gemma4", "gemma4_unified", "llama4", "llava", "llava_next", "llava_next_video"),
-        *("llava_onevision", "vipllava", "video_llava", "mistral3", "internvl", "got_ocr2", "idefics2", "idefics3"),
-        *("smolvlm", "ovis2", "deepseek_vl", "lighton_ocr", "voxtral", "audioflamingo3", "musicflamingo"),
-        *("granite_speech", "granite_speech_plus", "glmasr", "vibevoice_asr", "qwen2_audio", "qwen2_vl", "qwen2_5_vl"),
-        *("qwen3_vl", "qwen3_5", "qwen3_5_moe", "moss_transcribe_diarize", "emu3", "fuyu"),
-    )
-)
-"""``model_type`` of each."""
+from ...weights.toml import packaged
 
-TEXT_TYPES = {
-    "qwen2_vl": "qwen2",
-    "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3",
-    "qwen3_5_text": "qwen3_5_text",
-    "qwen3_5_moe_text": "qwen3_5_moe_text",
-}
-"""``model_type`` of a text model, or of the whole in files without ``text_config`` -> the equivalent type."""
-
-SECTIONS = {
-    "qwen2": (16, 24, 24),
-    "qwen3": (24, 20, 20),
-    "qwen3_moe": (24, 20, 20),
-    "qwen3_5_text": (11, 11, 10),
-    "qwen3_5_moe_text": (11, 11, 10),
-}
-"""Type of a text model -> pairs of channels per row of positions (time, height, width) if the config has none."""
-
-
-DECODERS = frozenset(("bart", "bert", "whisper"))
-"""``model_type`` of encoders and encoder-decoders; a config with it may also describe a decoder alone."""
+_FILE = packaged(__package__, "multimodal.toml")
+MODELS, DECODERS = frozenset(_FILE["models"]), frozenset(_FILE["decoders"])
+TEXT_TYPES: Mapping[str, str] = _FILE["text_types"]
 
 
 def decoder_type(model_type: str) -> str:
@@ -97,7 +68,7 @@ def _with_sections(rotary: Mapping[str, object], text_type: str) -> dict[str, An
     return {
         **others,
         "rope_type": "default" if kind == "mrope" else kind,
-        "mrope_section": rotary.get("mrope_section", list(SECTIONS[text_type])),
+        "mrope_section": rotary.get("mrope_section", [*_FILE["sections"][text_type]]),
         "mrope_interleaved": text_type != "qwen2",
     }
 

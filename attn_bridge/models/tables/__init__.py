@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-import tomllib
 from collections.abc import Callable
-from importlib import resources
 
 from ...weights.rows import Row
+from ...weights.toml import packaged
 from ..layout import Layout
 from ..layout.chosen import ChosenLayout, Form
 from ..parts import OmittedPart
@@ -54,7 +53,7 @@ def named(path: str) -> Callable[..., object]:
 @functools.cache
 def table(name: str) -> Layout:
     """Return the layout of a file, the same object on every call; ``[code]`` names arguments that are functions."""
-    document = tomllib.loads(resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    document = packaged(__name__, f"{name}.toml")
     rows = [(row.pop("when", {}), row_of(row)) for row in document.pop("rows")]
     for key, value in document.items():
         document[key] = tuple(value) if isinstance(value, list) else value

@@ -6,22 +6,14 @@ import collections
 import re
 from collections.abc import Collection, Iterable
 
-WRAPPERS = frozenset(
-    {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_fpw_module", "_forward_module"}
-)
-"""Parts of names that wrappers add, and that no model has: of torch.compile, FSDP, checkpointed blocks, Lightning."""
+from ...weights.toml import packaged
+
+_FILE = packaged(__package__, "names.toml")
+WRAPPERS, GENERATORS, _MOMENTS = (frozenset(_FILE[kind]) for kind in ("wrappers", "generators", "moments"))
 
 MODULE = "module"
 """Prefix that DataParallel, DistributedDataParallel and AveragedModel add to all names."""
 
-_MOMENTS = frozenset(
-    {
-        "opt_state", "opt_states", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg",
-        "acc_delta", "grad_avg", "state_sum", "momentum", "momentums", "momentum_buffer", "moment", "moments",
-        "first_moment", "second_moment", "velocity", "velocities", "accumulators", "adam_m", "adam_v", "grads",
-        "gradients",
-    }
-)  # fmt: skip
 _OF_ADAM, _PAIR = ("mu", "nu"), ("m", "v")
 """Names of both moments of Adam; only a pair is evidence, since single letters above all may be anything."""
 
@@ -31,9 +23,6 @@ MOST_PATTERNS = 4
 _AVERAGES = re.compile(
     r"(?:^|_)(?:ema|swa|polyak|average|averaged|avg|teacher|shadow|momentum_encoder|target)(?:$|_|[0-9])", re.ASCII
 )
-
-GENERATORS = frozenset({"rngs", "rng", "rng_state", "rng_states", "dropout_rng"})
-"""Parts of the names of a random generator's state."""
 
 
 def is_moment(begin: str) -> bool:
