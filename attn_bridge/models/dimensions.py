@@ -9,12 +9,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from importlib import resources
 from typing import Any
 
 from ..weights.placements import Shape
+from ..weights.toml import packaged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +50,13 @@ def _tables(entries: Mapping[str, list[dict[str, Any]]]) -> dict[str, Table]:
     return tables
 
 
-_FILE = tomllib.loads(resources.files(__package__).joinpath("dimensions.toml").read_text(encoding="utf-8"))
+_FILE = packaged(__package__, "dimensions.toml")
 _ATTENTIONS, _OTHERS = _tables(_FILE["attention"]), _tables(_FILE["others"])
 _MARKS: Mapping[str, str] = _FILE["marks"]
 WORDS: Mapping[str, str] = _FILE["words"]
 """Kind of a symbol -> its name in messages."""
+TOGETHER: list[list[str]] = _FILE["together"]
+"""Endings that a module has all of, or none."""
 
 _OWN_NORM = "norm.scale"
 """Norm of attention's own, which other modules have as well."""
@@ -72,10 +73,10 @@ _ATTENTION = re.compile(_STEM + _leaves({leaf for table in _ATTENTIONS.values() 
 _FEED = re.compile(
     rf"(?P<stem>(?:.+\.)?(?:ff|dense)\.)(?P<part>experts\.[0-9]+\.|shared\.|){_leaves(_OTHERS['feed_forward'])}"
 )
-_END = re.compile(_STEM + _leaves(_OTHERS["ends"]))
+_END = re.compile(_STEM + _leaves(_OTHERS["ends"] | _OTHERS["encoder"]))
 _OF_BLOCK = re.compile(rf"{_STEM}trf_blocks\.[0-9]+\.{_leaves(_OTHERS['block'])}")
 _STREAM = re.compile(rf"{_STEM}{_leaves(_OTHERS['streams'])}\.[0-9]+\.weight")
-_ENDS = _OTHERS["ends"] | _OTHERS["block"] | _OTHERS["streams"]
+_ENDS = _OTHERS["ends"] | _OTHERS["encoder"] | _OTHERS["block"] | _OTHERS["streams"]
 _VARIED = (".scalar", ".altup.corrected_scale")
 """Endings of those that blocks of models have whose layers are of several sizes (Gemma 3n and 4)."""
 _NORM = re.compile(_STEM + _leaves(("scale", "shift")))
@@ -84,6 +85,22 @@ _BLOCK = re.compile(
     r"(?P<part>att|cross_att|linear_att|ff|dense|norm[123]|post_norm[12]|(?:dense|experts|input|laurel)_norm|altup)\."
 )
 _OUTER_NORM = re.compile(r"(?P<root>(?:.+\.)?)(?:emb|final)_norm\.")
+
+
+def names() -> Table:
+    """Return our names below any path, except those of norms, and the kinds of their axes."""
+    feed_forward, indexer = _OTHERS["feed_forward"], "indexer."
+    every = {leaf.removeprefix(indexer): axes for table in _ATTENTIONS.values() for leaf, axes in table.items()}
+    every |= {f"ff.{leaf}": axes for leaf, axes in feed_forward.items()}
+    every |= {
+        f"{module}.{leaf}": axes
+        for module in ("ff.experts.{j}", "ff.shared", "dense")
+        for leaf, axes in feed_forward.items()
+        if leaf.startswith("fc")
+    }
+    every |= _OTHERS["ends"] | _OTHERS["block"] | {f"encoder.{leaf}": axes for leaf, axes in _OTHERS["encoder"].items()}
+    every |= {f"{leaf}.{{i}}.{own}": axes for leaf, axes in _OTHERS["streams"].items() for own in ("weight", "bias")}
+    return {name: axes for name, axes in every.items() if not name.endswith((".scale", ".shift"))}
 
 
 def axes_of(shapes: Mapping[str, Shape], *, is_whole: bool) -> dict[str, Axes]:

@@ -7,32 +7,10 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from ...specs.blocks.feed_forward import XIELU
 from ...weights.index import stems_of
 from ...weights.rows import Row
 from ...weights.templates import fill, placeholders
-
-TOGETHER = (
-    ("W_query.weight", "W_key.weight", "W_value.weight"),
-    ("W_query.bias", "W_value.bias"),
-    ("q_norm.scale", "k_norm.scale"),
-    ("q_norm.shift", "k_norm.shift"),
-    ("ff.layers.0.bias", "ff.layers.2.bias"),
-    tuple(f"ff.layers.1.{name}" for name in XIELU),
-    ("layer_emb.weight", "layer_linear.weight", "layer_norm.scale"),
-    ("laurel_down.weight", "laurel_up.weight", "laurel_norm.scale"),
-    (
-        *(f"altup.{name}.weight" for name in ("correction", "prediction", "stream_router")),
-        *("altup.corrected_scale", "altup.stream_norm.scale"),
-    ),
-    ("layer_gate.weight", "layer_proj.weight", "input_norm.scale"),
-    ("dense.fc1.weight", "dense_norm.scale", "experts_norm.scale"),
-    (
-        *(f"W_index_{name}.weight" for name in ("query", "key", "weights")),
-        *("key_norm.scale", "key_norm.shift"),
-    ),
-)
-"""Endings that a module has all of, or none."""
+from ..dimensions import TOGETHER
 
 QUERY_BIAS, KEY_BIAS = "W_query.bias", "W_key.bias"
 """All modules of a checkpoint that have the first have the second, or none: Whisper's keys have no bias."""
