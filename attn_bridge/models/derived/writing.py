@@ -161,7 +161,7 @@ class FamilyWriter:
             "temperature.switch": lambda: temperature is not None,
             "attention.scaled": lambda: width == 1 or scales[0] != 1.0,
             "attention.scaled_by_layer": lambda: len(set(scales)) > 1,
-            "attention.key_scale": lambda: _key_scale(getattr(attention, "scale", 1.0), width),
+            "attention.key_scale": lambda: _key_scale(getattr(attention, "scale", None), width),
             "model.scale_switch": lambda: config.embedding_scale != 1.0,
             "feed_forward.is_adjusted": lambda: False,
             DENSE_INTERVAL: lambda: self._write_dense_interval(config),
@@ -346,9 +346,9 @@ def _first(config: DecoderConfig, name: str) -> object:
     return next((part for part in parts if part is not None), None)
 
 
-def _key_scale(scale: float, width: int) -> float:
-    """Return the factor of the keys that the scale of the scores comes from."""
-    return inverse(lambda factor: factor * width**-0.5, scale, scale * width**0.5)
+def _key_scale(scale: float | None, width: int) -> float:
+    """Return the factor of the keys that the scale of the scores comes from; 1 without attention."""
+    return 1.0 if scale is None else inverse(lambda factor: factor * width**-0.5, scale, scale * width**0.5)
 
 
 def _written(name: str, value: Any, source: KeySource) -> object:

@@ -247,11 +247,17 @@ def test_a_layout_without_decoders_is_refused():
         families.write_config(decoder(), layouts.find("hf-bert"))
 
 
+def test_a_model_without_attention_is_refused_where_keys_are_scaled():
+    config = families.find_decoder({"model_type": "falcon_mamba", "num_hidden_layers": 2})
+    with pytest.raises(ValueError, match=r"^no config.json of hf-falcon-h1 \(falcon_h1\) says all of this decoder; "):
+        families.write_config(config, layouts.find("hf-falcon-h1"))
+
+
 def test_what_transformers_passes_over_is_refused():
     config = families.find_decoder({**BASE, "model_type": "gemma3_text"})
     yarn = changed(config, position=Rotary(scaling=YaRNScaling(2.0, 9, truncate=False)))
     with pytest.raises(ValueError, match=r"truncate \(False\) of YaRN is passed over by transformers"):
-        families.FAMILIES["gemma3_text"].write(yarn, "gemma3_text")
+        families.FAMILIES["gemma3_text"].write(yarn)
     with pytest.raises(ValueError, match=r"^no config.json of hf-gemma"):
         families.write_config(yarn, layouts.find("hf-gemma"))
 
