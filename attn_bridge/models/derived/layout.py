@@ -21,7 +21,17 @@ from ..rows.common import (
     is_sinusoids,
     is_zero,
 )
-from ..rows.decoder import APART, FURTHER_LAYER, FURTHER_ROWS, FUSED, OURS, QUANTISED, TOGETHER, TOWERS, decoder
+from ..rows.decoder import (
+    APART,
+    EMBEDDINGS,
+    FURTHER_LAYER,
+    FURTHER_ROWS,
+    FUSED,
+    OURS,
+    PREFIXES,
+    TOGETHER,
+    decoder,
+)
 from .description import Description, KeySource
 
 _SETTINGS = {
@@ -59,33 +69,21 @@ def layout_of(description: Description) -> Layout:
     marks = (".experts.",) if of_experts and all(".experts." in name for name in of_experts) else ()
     # Without a key the head is never tied, whatever a config holds.
     tie = TIE if description.fields.get("model.tie", _TIED).key else {}
-    if not description.prefixes:
-        return decoder(
-            description.layout,
-            title,
-            rows,
-            model_types=(multimodal.decoder_type(description.model_type),),
-            settings=settings,
-            defaults=defaults,
-            marks=marks,
-            parts=(FURTHER_LAYER,),
-        )
-    return Layout(
+    is_whole = bool(description.prefixes)
+    return decoder(
         description.layout,
         title,
         rows,
-        prefixes=description.prefixes,
-        settings={**tie, **settings},
-        defaults={"tie": 0, **defaults},
-        whole=True,
-        marks=marks,
-        refused=QUANTISED,
+        prefixes=description.prefixes or PREFIXES,
         model_types=(multimodal.decoder_type(description.model_type),),
-        parts=(*TOWERS, FURTHER_LAYER),
+        embeddings=() if is_whole else EMBEDDINGS,
+        tie=tie if is_whole else TIE,
+        settings=settings,
+        defaults=defaults,
+        marks=marks,
+        parts=(FURTHER_LAYER,),
     )
 
-
-EMBEDDINGS = "tok_emb.weight"
 
 _MASK = "a causal mask or that of a window, which our modules compute"
 
@@ -133,7 +131,7 @@ def _older(rows: tuple[Row, ...]) -> Iterator[Row]:
     """Yield the buffers below every prefix of attention, and below that of the embeddings."""
     fronts = {
         _above(row.theirs): kinds
-        for name, kinds in ((f"{OURS}att.W_query.weight", _OF_ATTENTION), (EMBEDDINGS, _OF_EMBEDDINGS))
+        for name, kinds in ((f"{OURS}att.W_query.weight", _OF_ATTENTION), ("tok_emb.weight", _OF_EMBEDDINGS))
         for row in rows
         if name in row.ours
     }
