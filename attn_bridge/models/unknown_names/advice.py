@@ -9,10 +9,10 @@ from ...printable import printable, shell_word
 from ...weights.placements import LayoutError, Shape
 from .. import fitting
 from ..layout import Layout
-from .beginnings import GENERATORS, counted, is_average, is_moment, patterns_of, suspects
+from .beginnings import GENERATORS, below, is_average, is_moment, patterns_of, suspects
 
-DEEPEST, MOST = 6, 16
-"""Parts of a prefix at most, and how many prefixes are tried."""
+MOST = 16
+"""How many prefixes are tried."""
 
 LEAST_OF_WHOLE, LEAST_OF_PART = 0.25, 0.75
 """Minimum share of a file's tensors for advice on a whole model, and on a part of one.
@@ -59,11 +59,11 @@ def of(names: Shapes, fit: Fit, closest: Iterable[tuple[Layout, str]]) -> str:
 
 def _below(names: Shapes, fit: Fit) -> list[_Below]:
     """Return the prefixes below which names fit a layout, none of them below another."""
-    begins = counted(names, DEEPEST)
+    begins = below(names)
     moments = suspects(begins)
     prefixes: list[_Below] = []
     tried = 0
-    for prefix, count in begins.most_common():
+    for prefix, inside in sorted(begins.items(), key=lambda pair: -len(pair[1])):
         is_below = prefix.startswith((*moments, *(one.prefix for one in prefixes)))
         if is_moment(prefix) or is_below or _other_half(prefix) in begins:
             continue
@@ -76,8 +76,8 @@ def _below(names: Shapes, fit: Fit) -> list[_Below]:
         except LayoutError:
             continue
         own, covered = layout.match(names)
-        if own != prefix or len(covered) < count:  # else it is the layout's own, and others keep names from it
-            prefixes.append(_Below(prefix, layout, count, doubt))
+        if own != prefix or len(covered) < len(inside):  # else it is the layout's own, and others keep names from it
+            prefixes.append(_Below(prefix, layout, len(inside), doubt))
     return prefixes
 
 
@@ -95,7 +95,7 @@ def _worth_it(names: Collection[str], fits: list[_Below]) -> list[_Below]:
     fits = sorted(fits, key=lambda fit: (-fit.count, is_average(fit.prefix)))
     first = fits[0]
     fits = [one for one in fits if one.layout is first.layout]
-    moments = suspects(counted(names, DEEPEST))
+    moments = suspects(below(names))
     others = sum(
         1 for name in names if not is_moment(name) and not name.startswith((*moments, *(one.prefix for one in fits)))
     )

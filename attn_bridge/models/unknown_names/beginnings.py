@@ -17,6 +17,9 @@ MODULE = "module"
 _OF_ADAM, _PAIR = ("mu", "nu"), ("m", "v")
 """Names of both moments of Adam; only a pair is evidence, since single letters above all may be anything."""
 
+DEEPEST = 6
+"""Parts of a prefix at most."""
+
 MOST_PATTERNS = 4
 """Patterns of ``--drop`` that a message proposes at most."""
 
@@ -49,23 +52,20 @@ def suspects(begins: Collection[str]) -> set[str]:
     return prefixes
 
 
-def counted(names: Iterable[str], deepest: int) -> collections.Counter[str]:
-    """Return prefixes of names, up to a depth, and the number of names with each; shorter prefixes first.
+def below(names: Iterable[str]) -> dict[str, set[str]]:
+    """Return prefix -> the names below it without the prefix, up to a depth of `DEEPEST`.
 
     A number ends a prefix, unless it is the first part: of a file that is a list or a tuple.
-
-    Args:
-        names: of tensors.
-        deepest: maximum number of parts of a prefix.
     """
-    counts: collections.Counter[str] = collections.Counter()
+    inside: dict[str, set[str]] = collections.defaultdict(set)
     for name in names:
         parts = name.split(".")[:-1]
-        for count in range(1, min(len(parts), deepest) + 1):
+        for count in range(1, min(len(parts), DEEPEST) + 1):
             if count > 1 and parts[count - 1].isdigit():
                 break
-            counts[".".join(parts[:count]) + "."] += 1
-    return counts
+            begin = ".".join(parts[:count]) + "."
+            inside[begin].add(name[len(begin) :])
+    return inside
 
 
 def common(names: Collection[str]) -> str:

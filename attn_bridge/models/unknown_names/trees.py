@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from ...printable import printable, shell_word
 from ...weights.placements import LayoutError
 from ..layout import Layout
-from .advice import DEEPEST
-from .beginnings import MODULE, WRAPPERS, common, counted, is_average, is_moment, patterns_of, suspects
+from .beginnings import MODULE, WRAPPERS, below, common, is_average, is_moment, patterns_of, suspects
 
 _TABLE = re.compile(r"(?:decoder\.)?tok_emb\.(?:weight|embedding)(?:\.value)?")
 """Embedding table of a whole model of ours, by its own name."""
@@ -79,13 +78,13 @@ def _is_inside(parts: Sequence[str], at: int) -> bool:
 
 
 def _check_models(names: Sequence[str], layout: Layout, prefix: str, is_said: bool) -> None:
-    below = _below(names)
+    begins = dict(sorted(below(names).items(), key=lambda pair: pair[0].count(".")))
     alike: dict[frozenset[str], list[str]] = collections.defaultdict(list)
-    for begin, some in below.items():
+    for begin, some in begins.items():
         alike[frozenset(some)].append(begin)
-    unclear = suspects(below)
+    unclear = suspects(begins)
     moments = [
-        begin for begin, some in below.items()
+        begin for begin, some in begins.items()
         if is_moment(begin) or (not is_said and begin in unclear and not unclear >= {*alike[frozenset(some)]})
     ]  # fmt: skip
     moments = [begin for begin in moments if not begin.startswith(tuple(one for one in moments if one != begin))]
@@ -93,7 +92,7 @@ def _check_models(names: Sequence[str], layout: Layout, prefix: str, is_said: bo
     models = next((some for some in groups if len(some) > 1 and _is_several(some, names)), [])
     if not moments and (is_said or not models):
         return
-    models = models or _counterpart(names, below, moments)
+    models = models or _counterpart(names, begins, moments)
     kinds = [f"{len(models)} models ({', '.join(models[:SHOWN])})" if len(models) > 1 else "a model"]
     kinds += [f"an optimizer's state ({', '.join(moments[:SHOWN])})"] if moments else []
     raise LayoutError(
@@ -101,20 +100,6 @@ def _check_models(names: Sequence[str], layout: Layout, prefix: str, is_said: bo
         + _ways(names, models, moments, prefix)
         + ("" if moments else f"; --from {layout.name} takes all of them as they are")
     )
-
-
-def _below(names: Sequence[str]) -> dict[str, set[str]]:
-    """Return prefix -> the names below it without the prefix; shorter prefixes first."""
-    begins = sorted(counted(names, DEEPEST), key=lambda begin: begin.count("."))
-    below: dict[str, set[str]] = {begin: set() for begin in begins}
-    for name in names:
-        parts = name.split(".")[:-1]
-        for count in range(1, min(len(parts), DEEPEST) + 1):
-            begin = "".join(f"{part}." for part in parts[:count])
-            if begin not in below:
-                break
-            below[begin].add(name[len(begin) :])
-    return below
 
 
 def _is_several(begins: Sequence[str], names: Sequence[str]) -> bool:
