@@ -270,7 +270,7 @@ MELLUM |= {"intermediate_size": 10, "num_experts_per_tok": 2, "model_type": "mel
 
 
 def test_a_config_beside_another_familys_tensors_is_refused_where_no_key_gives_the_size():
-    mellum = {**families.FAMILIES["mellum"].defaults, **MELLUM}
+    mellum = {**families.FAMILIES["mellum"].description.defaults, **MELLUM}
     ours = {row.rule.torch: np.zeros(row.shape, np.float32) for row in families.find_whole(mellum).parameters}
     theirs = layouts.find("hf-qwen3-moe").from_canonical(ours)
     make(ArraysReader(theirs), config=mellum)
