@@ -15,7 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
-from attn_bridge.sharding.heads import check_groups, split_heads
+from attn_bridge.sharding.heads import check_groups, check_width, split_heads
 from attn_bridge.specs import BertEncoderConfig
 from attn_bridge.specs.model import check_beside_ids, check_ids, tokens_of
 from attn_bridge.validation import check_bounded
@@ -132,7 +132,9 @@ class BertLayer(nnx.Module):
         self, x: Float[Array, "B T D"], attention_mask: Bool[Array, "B T"] | None = None
     ) -> Float[Array, "B T D"]:
         """Return the new hidden state ``(B, T, D)``; `attention_mask` is True where a token may be attended."""
-        x = self.norm1(x + self.drop_shortcut(self.att(x, attention_mask)))
+        attended = self.att(x, attention_mask)
+        check_width("out_proj", attended.shape[-1], x.shape[-1])
+        x = self.norm1(x + self.drop_shortcut(attended))
         return self.norm2(x + self.drop_shortcut(self.ff(x)))
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_bridge import cache_validation
 from attn_bridge.generation import end_token, options_of
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.model import check_ids, tokens_of
 
@@ -204,6 +205,7 @@ class DecoderModel(Pretrained, Layer):
         rows = self.layer_emb(jnp.where(tokens < layers.vocab_size, tokens, 0), "tokens")
         rows = rows * jnp.asarray(layers.dim**0.5, x.dtype)
         projected = self.layer_linear(x) * layers.d_in**-0.5
+        check_width("layer_linear", projected.shape[-1], layers.layers * layers.dim)
         rows, projected = (rearrange(each, "b t (l c) -> b t l c", c=layers.dim) for each in (rows, projected))
         return (self.layer_norm(projected) + rows) * 2.0**-0.5
 

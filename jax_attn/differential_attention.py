@@ -139,6 +139,8 @@ class DifferentialAttention(Layer):
     def _subtract(self, contexts: Float[Array, "n b t h c"]) -> Float[Array, "b t h c"]:
         """Return the first softmax's context minus a share of the second's, normed pair by pair."""
         wide, start = functional.wide_dtype(contexts), self.config.lambda_init
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            check_width(name, getattr(self, name).shape[0], self.config.head_dim)
         first = (self.lambda_q1.astype(wide) * self.lambda_k1.astype(wide)).sum()
         second = (self.lambda_q2.astype(wide) * self.lambda_k2.astype(wide)).sum()
         # lambda = exp(q1 k1) - exp(q2 k2) + lambda_init: learned as a difference, it may also fall below its start.

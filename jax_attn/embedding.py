@@ -13,6 +13,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs.model import check_range
 
 from . import functional
@@ -61,6 +62,7 @@ class Embedding(nnx.Embed):
             ValueError: an id out of range; the message calls the ids `name`. Not inside ``jax.jit``, where ids have no
                 values yet: the row of an id out of range is NaN there.
         """
+        check_width("an embedding", self.embedding.shape[1], self.features)
         rows = self.num_embeddings - self.first
         if isinstance(ids, jax.core.Tracer) or not getattr(ids, "is_fully_addressable", True):
             ids = functional.signed(ids)

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_bridge.cache_validation import check_caches
 from attn_bridge.generation import end_token, options_of
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import EncoderDecoderConfig
 from attn_bridge.specs.encoder_decoder_model import check_batch, check_is_encoded, check_source_mask
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
@@ -170,6 +171,8 @@ class EncoderDecoderModel(Pretrained, Layer):
         """Return the logits ``(B, T, V)`` from the decoder's output."""
         logits = x @ self._table("decoder").embedding.T.astype(x.dtype) if self.config.tie else self.out_head(x)
         logits = logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
+        if self.config.logits_bias:
+            check_width("logits_bias", self.logits_bias.shape[-1], logits.shape[-1])
         return logits + lax.stop_gradient(self.logits_bias[...]) if self.config.logits_bias else logits
 
     def init_cache(self, batch_size: int, capacity: int) -> EncoderDecoderCache:

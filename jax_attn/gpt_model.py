@@ -16,6 +16,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge.generation import check_padding, end_token, options_of
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import GPTModelConfig
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
 from attn_bridge.validation import check_bounded
@@ -233,7 +234,9 @@ class TransformerBlock(nnx.Module):
         self, x: Float[Array, "B T D"], attention_mask: Bool[Array, "..."] | None = None
     ) -> Float[Array, "B T D"]:
         """Return ``x`` of shape ``(B, T, D)`` plus the outputs of attention and feed-forward layers."""
-        x = x + self.drop_shortcut(self.att(self.norm1(x), attention_mask=attention_mask))
+        attended = self.att(self.norm1(x), attention_mask=attention_mask)
+        check_width("out_proj", attended.shape[-1], x.shape[-1])
+        x = x + self.drop_shortcut(attended)
         return x + self.drop_shortcut(self.ff(self.norm2(x)))
 
 

@@ -15,7 +15,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from attn_bridge import validation
-from attn_bridge.sharding.heads import check_groups, split_heads
+from attn_bridge.sharding.heads import check_groups, check_width, split_heads
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, RelativeBias, Rotary
 
 from . import functional
@@ -128,7 +128,6 @@ class GroupedQueryAttention(Layer):
         config = self.config
         batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache, misplaced=_misplaced)
         validation.check_shared(config.shared, shared is not None)
-        table = self._table(relative_bias)
         at = positions_of(batch, positions, cache, attention_mask, config.position) if shared is None else shared.at
         query, key, value = self._heads(batch, at)
         if shared is not None:
@@ -139,6 +138,7 @@ class GroupedQueryAttention(Layer):
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": last_of_rows(at)}
             cache, view = cache.append(key, value, **arguments, num_heads=config.num_heads)
         check_groups(query.shape[2], view.key.shape[2], config.num_heads, config.num_kv_heads)
+        table = self._table(relative_bias, query.shape[2])
         result = functional.dot_product_attention(
             query,
             view.key,
@@ -154,7 +154,7 @@ class GroupedQueryAttention(Layer):
         context, weights = functional.as_pair(result)
         context = rearrange(context, "b t h c -> b t (h c)")
         if config.gate:
-            context = context * self._gate(batch)
+            context = context * self._gate(batch, context.shape[-1])
         if config.context_norm is not None:
             context = self.context_norm(context)
         output = functional.as_given(x, self.out_proj(context), weights)
@@ -207,27 +207,33 @@ class GroupedQueryAttention(Layer):
         # it.
         return getattr(self, norm)(x) if rotated else x
 
-    def _gate(self, batch: Float[Array, "b t d"]) -> Float[Array, "b t hc"]:
-        """Return the gate of each channel of the context, from the same input as the query."""
+    def _gate(self, batch: Float[Array, "b t d"], width: int) -> Float[Array, "b t hc"]:
+        """Return the gate of each of the context's channels, `width` in all, from the same input as the query."""
         config = self.config
         by_head = config.gate_scope == "head"
-        logits = self.W_head_gate(batch) if by_head else self.W_gate(batch)
+        name, channels = ("W_head_gate", config.value_width) if by_head else ("W_gate", 1)
+        logits = getattr(self, name)(batch)
+        check_width(name, logits.shape[-1], width // channels)
         if config.gate_activation == "softplus":
             # The softplus of torch is linear above 20, 2e-9 off.
             wide = logits.astype(functional.wide_dtype(batch))
             gate = jnp.logaddexp(wide, jnp.zeros_like(wide)).astype(logits.dtype)
         else:
             gate = jax.nn.sigmoid(logits)
-        return repeat(gate, "b t h -> b t (h c)", c=config.value_width) if by_head else gate
+        return repeat(gate, "b t h -> b t (h c)", c=channels) if by_head else gate
 
-    def _table(self, lent: Float[Array, "buckets h"] | None) -> Float[Array, "buckets h"] | None:
-        """Return the table of relative biases, its own or that of an earlier layer; None without one."""
+    def _table(self, lent: Float[Array, "buckets h"] | None, heads: int) -> Float[Array, "buckets h"] | None:
+        """Return the table of the heads' relative biases, its own or that of an earlier layer; None without one."""
         config, shape = self.config, None if lent is None else tuple(lent.shape)
-        if isinstance(config.position, RelativeBias):
-            validation.check_table(config.takes_table, shape, (config.position.num_buckets, config.num_heads))
-            return lent if config.takes_table else self.relative_bias[...]
-        validation.check_table(False, shape, None)
-        return None
+        if not isinstance(config.position, RelativeBias):
+            validation.check_table(False, shape, None)
+            return None
+        wanted = (config.position.num_buckets, heads)
+        validation.check_table(config.takes_table, shape, wanted)
+        if lent is not None:
+            return lent
+        validation.check_table(True, tuple(self.relative_bias.shape), wanted)
+        return self.relative_bias[...]
 
     def _bias(
         self,

@@ -73,9 +73,13 @@ class KimiDeltaAttention(RecurrentLayer):
         mixed = functional.joined([self.W_query(batch), self.W_key(batch), self.W_value(batch)])
         mixed, conv_state = self.conv1d(mixed, states[1])
         key_width = self.config.key_width
-        alpha, gate = self.W_decay_up(self.W_decay_down(batch)), self.W_gate_up(self.W_gate_down(batch))
+        decay_rank, gate_rank = self.W_decay_down(batch), self.W_gate_down(batch)
+        check_width("W_decay_down", decay_rank.shape[-1], self.config.gate_rank)
+        check_width("W_gate_down", gate_rank.shape[-1], self.config.gate_rank)
+        alpha, gate = self.W_decay_up(decay_rank), self.W_gate_up(gate_rank)
         check_width("W_decay_up", alpha.shape[-1], key_width)
         check_width("W_gate_up", gate.shape[-1], mixed.shape[-1] - 2 * key_width)
+        check_width("dt_bias", self.dt_bias.shape[0], key_width)
         query, key, value, alpha, gate = (
             rearrange(features, "b t (h c) -> b t h c", h=self.config.num_heads)
             for features in (

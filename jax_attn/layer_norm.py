@@ -11,6 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import LayerNormConfig
 
 from . import functional
@@ -73,5 +74,7 @@ class LayerNorm(nnx.Module):
         normalised = centred / jnp.sqrt(variance + config.eps)
         if not config.affine:
             return normalised.astype(out_dtype)
+        if config.bias:
+            check_width("shift", self.shift.shape[0], config.emb_dim)
         scaled = (1.0 + self.scale if config.unit_offset else self.scale) * normalised
         return (scaled + self.shift if config.bias else scaled).astype(out_dtype)

@@ -13,6 +13,7 @@ from flax.nnx.nn.dtypes import promote_dtype
 from jax import Array
 from jaxtyping import Float
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
@@ -85,6 +86,9 @@ class SelfAttention_v1(Layer):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, misplaced=_misplaced)
+        for name in ("W_query", "W_key", "W_value"):
+            check_width(f"the input of {name}", getattr(self, name).shape[0], self.config.d_in)
+            check_width(name, getattr(self, name).shape[1], self.config.d_out)
         matrices = self.W_query[...], self.W_key[...], self.W_value[...]
         batch, *matrices = promote_dtype((batch, *matrices), dtype=self.dtype)
         query, key, value = (rearrange(batch @ weight, "b t c -> b t 1 c") for weight in matrices)

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs.model import check_range
 
 from . import functional
@@ -54,6 +55,7 @@ class Embedding(nn.Embedding):
             ValueError: an id out of range; the message calls the ids `name`. Not on a GPU, where such an id stops the
                 program.
         """
+        check_width("an embedding", self.weight.shape[1], self.embedding_dim)
         ids = functional.signed(ids)
         try:
             return nn.functional.embedding(ids, self.weight[self.first :]) if self.first else super().forward(ids)

@@ -303,6 +303,7 @@ def as_features(x: Float[Tensor, "... D"], scale: Tensor, emb_dim: int) -> Float
     if isinstance(x, Tensor) and x.layout != torch.jagged:
         validation.check_dense("x", x)
     validation.check_features(shape_of(x), dtype_name(x), emb_dim)
+    check_width("scale", scale.shape[-1], emb_dim)
     check_dtype(x, scale)
     return x
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from attn_bridge.generation import check_padding, end_token, options_of
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import GPTModelConfig
 from attn_bridge.specs.model import check_ids, check_range, tokens_of
 
@@ -225,5 +226,7 @@ class TransformerBlock(Layer):
         self, x: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "B T D"]:
         """Return ``x`` of shape ``(B, T, D)`` plus the outputs of attention and feed-forward layers."""
-        x = x + self.drop_shortcut(self.att(self.norm1(x), attention_mask=attention_mask))
+        attended = self.att(self.norm1(x), attention_mask=attention_mask)
+        check_width("out_proj", attended.shape[-1], x.shape[-1])
+        x = x + self.drop_shortcut(attended)
         return x + self.drop_shortcut(self.ff(self.norm2(x)))

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.types import Device
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import LayerNormConfig
 
 from . import functional
@@ -79,5 +80,7 @@ class LayerNorm(Layer):
         normalised = centred / torch.sqrt(variance + config.eps)
         if not config.affine:
             return normalised.to(x.dtype)
+        if config.bias:
+            check_width("shift", self.shift.shape[0], config.emb_dim)
         scaled = (1.0 + self.scale if config.unit_offset else self.scale) * normalised
         return (scaled + self.shift if config.bias else scaled).to(x.dtype)

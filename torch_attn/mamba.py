@@ -86,8 +86,14 @@ class Mamba(RecurrentLayer):
             self._normalise(layer(value), name)
             for layer, name in ((self.W_step_down, "step_norm"), (self.W_key, "k_norm"), (self.W_query, "q_norm"))
         )
-        for name, array in (("W_key", key), ("W_query", query)):
-            check_width(name, array.shape[-1], self.A_log.shape[-1])
+        for name, width, expected in (
+            ("W_key", key.shape[-1], self.A_log.shape[-1]),
+            ("W_query", query.shape[-1], self.A_log.shape[-1]),
+            ("A_log", self.A_log.shape[0], value.shape[-1]),
+            ("D", self.D.shape[0], value.shape[-1]),
+        ):
+            check_width(name, width, expected)
+        check_width("W_step_down", low.shape[-1], self.config.step_rank)
         steps = decayed.step_sizes(self.W_step_up(low), self.dt_bias, 0.0, None)
         wide = value.to(steps.dtype)
         context, state = selective.selective_scan(

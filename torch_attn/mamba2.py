@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.types import Device
 
 from attn_bridge.recurrence import check_form
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import Mamba2Config
 
 from . import functional
@@ -96,6 +97,8 @@ class Mamba2(RecurrentLayer):
         steps = decayed.step_sizes(
             _scaled(self.W_step(batch), step_scale), self.dt_bias, self.config.min_step, self.config.max_step
         )
+        for name, vector in (("A_log", self.A_log), ("D", self.D)):
+            check_width(name, vector.shape[0], value.shape[2])
         wide = value.to(steps.dtype)
         context, state = decayed.decayed_attention(
             query,

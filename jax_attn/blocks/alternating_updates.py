@@ -13,6 +13,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import AlternatingUpdatesConfig
 
 from .. import functional
@@ -54,7 +55,9 @@ class AlternatingUpdates(nnx.Module):
     def predict(self, streams: Float[Array, "b t n d"]) -> Float[Array, "b t n d"]:
         """Return every stream plus a sum of all of them, whose coefficients follow from the active one."""
         routed = self._route(streams[:, :, self.config.active])
-        coefficients = rearrange(self.prediction(routed), "b t (m n) -> b t m n", n=self.config.num_streams)
+        coefficients, number = self.prediction(routed), self.config.num_streams
+        check_width("prediction", coefficients.shape[-1], number * number)
+        coefficients = rearrange(coefficients, "b t (m n) -> b t m n", n=number)
         return streams + einsum(coefficients, streams, "b t m n, b t n d -> b t m d")
 
     def correct(self, predicted: Float[Array, "b t n d"], updated: Float[Array, "b t d"]) -> Float[Array, "b t n d"]:
@@ -67,11 +70,13 @@ class AlternatingUpdates(nnx.Module):
         gain = updated - predicted[:, :, self.config.active]
         # Around 1: where the correction gives 0, each stream takes the gain that the active one has.
         shares = self.correction(self._route(updated)) + 1.0
+        check_width("correction", shares.shape[-1], self.config.num_streams)
         return predicted + shares[..., None] * gain[:, :, None]
 
     def scaled(self, corrected: Float[Array, "b t n d"]) -> Float[Array, "b t d"]:
         """Return the active stream, multiplied by the learned vector if the config has it so."""
         active = corrected[:, :, self.config.active]
+        check_width("corrected_scale", self.corrected_scale.shape[0], active.shape[-1])
         return active * self.corrected_scale.astype(active.dtype) if self.config.scale_corrected else active
 
     def _route(self, active: Float[Array, "b t d"]) -> Float[Array, "b t n"]:

@@ -13,6 +13,8 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from attn_bridge.sharding.heads import check_width
+
 from ..linear import SymmetricUniform
 from ..random import Rngs, check_rngs
 
@@ -60,4 +62,5 @@ class Convolution(nnx.Conv):
 
     def __call__(self, x: Float[Array, "b t c"]) -> Float[Array, "b s d"]:
         """Convolve ``x`` of shape ``(B, T, d_in)``; gives ``(B, S, d_out)``, S a `stride`-th of T, rounded up."""
+        check_width("the window of a convolution", self.kernel.shape[0], self.kernel_size[0])
         return super().__call__(x)

@@ -13,6 +13,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import DecoderBlockConfig, LayerNormConfig, MixtureOfExpertsConfig, RMSNormConfig, variant_of
 
 from .. import functional
@@ -145,7 +146,9 @@ class DecoderBlock(Layer):
             x = self.altup.scaled(streams)
         added = None
         if config.layer_input is not None:
-            gated = self.layer_activation(self.layer_gate(x)) * layer_input
+            gate = self.layer_gate(x)
+            check_width("layer_gate", gate.shape[-1], config.layer_input.dim)
+            gated = self.layer_activation(gate) * layer_input
             added = self.input_norm(self.layer_proj(gated))
         if config.updates is not None:
             # The first stream, which the head reads, is not changed.
@@ -176,6 +179,7 @@ class DecoderBlock(Layer):
             x = x + self.drop_shortcut(self.ff(normed)) * scale
             return x, shared, cache
         attended, shared, cache = self._mix(normed, attention_mask, positions, cache, shared, return_shared)
+        check_width("out_proj", attended.shape[-1], x.shape[-1])
         if norms in ("parallel", "parallel_two"):
             x = x + self.drop_shortcut(attended + self.ff(normed if norms == "parallel" else self.norm2(x))) * scale
             return x, shared, cache
@@ -243,6 +247,7 @@ class DecoderBlock(Layer):
             output if factor == 1.0 else output * factor
             for output, factor in zip((attended, recurrent), config.mixer_scales, strict=True)
         )
+        check_width("linear_att.out_proj", recurrent.shape[-1], attended.shape[-1])
         return attended + recurrent, None, cache
 
     def init_cache(self, batch_size: int, capacity: int) -> LayerCache:

@@ -12,6 +12,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import EncoderDecoderBlockConfig
 
 from .. import functional
@@ -96,6 +97,7 @@ class EncoderDecoderBlock(nnx.Module):
 
     def _add(self, name: str, x: Float[Array, "B T D"], added: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Return the sum of a part's input and output."""
+        check_width("out_proj", added.shape[-1], x.shape[-1])
         x = x + self.drop_shortcut(added)
         return getattr(self, name)(x) if self.config.norms == "post" else x
 

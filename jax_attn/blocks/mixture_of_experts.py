@@ -17,6 +17,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import MixtureOfExpertsConfig
 
 from .. import functional
@@ -111,6 +112,7 @@ class MixtureOfExperts(nnx.Module):
         if router.input_scale != 1.0:
             tokens = tokens * router.input_scale
         logits = functional.widened(self.router, tokens)
+        check_width("router", logits.shape[-1], config.num_experts)
         if router.scores == "sparse_mixer":
             chosen, weights = self._mix_sparsely(logits)
             return chosen, self._scaled(chosen, weights)
@@ -118,6 +120,7 @@ class MixtureOfExperts(nnx.Module):
         preferred = scores if router.corrects == "scores" else logits
         # A bias that balances the load chooses experts, and does not weigh them (DeepSeek-V3, arXiv 2412.19437).
         if router.correction:
+            check_width("correction_bias", self.router.correction_bias.shape[0], config.num_experts)
             preferred = preferred + self.router.correction_bias.astype(logits.dtype)
         if router.groups is not None:
             preferred = self._in_best_groups(preferred)
@@ -131,6 +134,7 @@ class MixtureOfExperts(nnx.Module):
         """Return the weights times the router's factor, and that of each expert."""
         router, wide = self.config.router, weights.dtype
         if router.expert_scales:
+            check_width("expert_scale", self.router.expert_scale.shape[0], self.config.num_experts)
             weights = weights * self.router.expert_scale.astype(wide)[chosen]
         return weights * router.scale
 

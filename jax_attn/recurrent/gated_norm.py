@@ -54,6 +54,8 @@ class GatedNorm(nnx.Module):
     def __call__(self, x: Float[Array, "... d"], gate: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """Return the normalised features in the dtype of `x`; they are computed in float32, float64 for float64."""
         check_width("W_gate", gate.shape[-1], x.shape[-1])
+        if self.order != "none":
+            check_width("scale", self.scale.shape[0], x.shape[-1])
         dtype = functional.wide_dtype(x)
         wide, gate = x.astype(dtype), jax.nn.silu(gate.astype(dtype))
         if self.order == "norm_first":

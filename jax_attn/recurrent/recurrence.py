@@ -145,6 +145,7 @@ def log_decay(
 ) -> Float[Array, "B T H"]:
     """Return ``-exp(a_log) * softplus(alpha + dt_bias)``, in float32, in float64 for float64 input."""
     check_width("W_alpha", alpha.shape[-1], dt_bias.shape[-1])
+    check_width("A_log", a_log.shape[0], dt_bias.shape[0])
     dtype = functional.wide_dtype(alpha)
     total = alpha.astype(dtype) + dt_bias.astype(dtype)
     return -jnp.exp(a_log.astype(dtype)) * jnp.logaddexp(total, jnp.zeros_like(total))

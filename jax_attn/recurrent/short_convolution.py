@@ -76,6 +76,9 @@ class ShortConvolution(nnx.Conv):
         """
         check_width("the input of a convolution", x.shape[2], self.kernel.shape[-1])
         tokens, (size,) = x.shape[1], self.kernel_size
+        check_width("the window of a convolution", self.kernel.shape[0], size)
+        if self.bias is not None:
+            check_width("the bias of a convolution", self.bias.shape[0], x.shape[2])
         x = x.astype(self.dtype or jnp.promote_types(x.dtype, self.kernel.dtype))
         if state is None:
             state = chunks.empty_state(x[:, :, None], size - 1)[:, 0]

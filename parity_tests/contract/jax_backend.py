@@ -68,6 +68,11 @@ def keep_first(layer: nnx.Linear) -> None:
             setattr(layer, name, nnx.Param(array[...][..., :1]))
 
 
+def keep_first_number(owner: nnx.Module, name: str, axis: int = -1) -> None:
+    """Keep the first number of a parameter along an axis alone."""
+    setattr(owner, name, nnx.Param(jax.lax.slice_in_dim(getattr(owner, name)[...], 0, 1, axis=axis)))
+
+
 def parameter(module: nnx.Module, name: str) -> np.ndarray:
     """Return a parameter by its torch name."""
     return flax_to_torch(get_weights(module), module.config.rules())[name]

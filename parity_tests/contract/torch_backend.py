@@ -56,6 +56,11 @@ def keep_first(layer: nn.Linear) -> None:
         setattr(layer, name, nn.Parameter(array.detach()[:1]))
 
 
+def keep_first_number(owner: nn.Module, name: str, axis: int = -1) -> None:
+    """Keep the first number of a parameter along an axis alone."""
+    setattr(owner, name, nn.Parameter(getattr(owner, name).detach().narrow(axis, 0, 1)))
+
+
 def parameter(module: nn.Module, name: str) -> np.ndarray:
     """Return a parameter by its torch name."""
     return module.get_parameter(name).detach().numpy()

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.types import Device
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import AlternatingUpdatesConfig
 
 from .. import functional
@@ -60,7 +61,9 @@ class AlternatingUpdates(Layer):
     def predict(self, streams: Float[Tensor, "b t n d"]) -> Float[Tensor, "b t n d"]:
         """Return every stream plus a sum of all of them, whose coefficients follow from the active one."""
         routed = self._route(streams[:, :, self.config.active])
-        coefficients = rearrange(self.prediction(routed), "b t (m n) -> b t m n", n=self.config.num_streams)
+        coefficients, number = self.prediction(routed), self.config.num_streams
+        check_width("prediction", coefficients.shape[-1], number * number)
+        coefficients = rearrange(coefficients, "b t (m n) -> b t m n", n=number)
         return streams + einsum(coefficients, streams, "b t m n, b t n d -> b t m d")
 
     def correct(self, predicted: Float[Tensor, "b t n d"], updated: Float[Tensor, "b t d"]) -> Float[Tensor, "b t n d"]:
@@ -73,11 +76,13 @@ class AlternatingUpdates(Layer):
         gain = updated - predicted[:, :, self.config.active]
         # Around 1: where the correction gives 0, each stream takes the gain that the active one has.
         shares = self.correction(self._route(updated)) + 1.0
+        check_width("correction", shares.shape[-1], self.config.num_streams)
         return predicted + shares[..., None] * gain[:, :, None]
 
     def scaled(self, corrected: Float[Tensor, "b t n d"]) -> Float[Tensor, "b t d"]:
         """Return the active stream, multiplied by the learned vector if the config has it so."""
         active = corrected[:, :, self.config.active]
+        check_width("corrected_scale", self.corrected_scale.shape[0], active.shape[-1])
         return active * self.corrected_scale if self.config.scale_corrected else active
 
     def _route(self, active: Float[Tensor, "b t d"]) -> Float[Tensor, "b t n"]:

@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.types import Device
 
+from attn_bridge.sharding.heads import check_width
+
 from ..random import JaxRngs, check_rngs
 
 
@@ -52,4 +54,5 @@ class Convolution(nn.Conv1d):
 
     def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b s d"]:
         """Convolve ``x`` of shape ``(B, T, d_in)``; gives ``(B, S, d_out)``, S a `stride`-th of T, rounded up."""
+        check_width("the window of a convolution", self.weight.shape[2], self.kernel_size[0])
         return super().forward(x.mT).mT.contiguous()  # masks of dropout are drawn in the order of memory

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, Unpack
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import EncoderDecoderBlockConfig
 
 from .. import functional
@@ -103,6 +104,7 @@ class EncoderDecoderBlock(Layer):
 
     def _add(self, name: str, x: Float[Tensor, "B T D"], added: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Return the sum of a part's input and output."""
+        check_width("out_proj", added.shape[-1], x.shape[-1])
         x = x + self.drop_shortcut(added)
         return getattr(self, name)(x) if self.config.norms == "post" else x
 

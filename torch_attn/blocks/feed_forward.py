@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import FeedForwardConfig
 
 from .. import functional
@@ -47,7 +48,9 @@ class FeedForward(Layer):
         hidden = self.layers[1](self.layers[0](x))
         if self.config.dropout:
             hidden = self.drop_hidden(hidden)
-        return self.layers[2](hidden)
+        output = self.layers[2](hidden)
+        check_width("layers.2", output.shape[-1], self.config.d_in)
+        return output
 
 
 class GatedFeedForward(Layer):
@@ -71,18 +74,25 @@ class GatedFeedForward(Layer):
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
         gate, value = self.fc1(x), self.fc2(x)
+        check_width("fc1", gate.shape[-1], value.shape[-1])
         if self.config.clamp is None:
             gate_scale, output_scale = self.config.scales
             gate = gate if gate_scale == 1.0 else gate * gate_scale
             if self.config.sparsity:
                 gate = self._sparse(gate)
             hidden = self.activation(gate) * value
-            output = self.fc3(hidden if self.config.hidden_norm is None else self.hidden_norm(hidden))
-            return output if output_scale == 1.0 else output * output_scale
+            hidden = hidden if self.config.hidden_norm is None else self.hidden_norm(hidden)
+            return self._projected(hidden, output_scale)
         limit, alpha = self.config.clamp.limit, self.config.clamp.alpha
         gate = torch.clamp(gate, max=limit)
         value = torch.clamp(value, -limit, limit)
-        return self.fc3(gate * torch.sigmoid(gate * alpha) * (value + 1.0))
+        return self._projected(gate * torch.sigmoid(gate * alpha) * (value + 1.0))
+
+    def _projected(self, hidden: Float[Tensor, "... h"], scale: float = 1.0) -> Float[Tensor, "... d"]:
+        """Return the output of the last layer, scaled."""
+        output = self.fc3(hidden)
+        check_width("fc3", output.shape[-1], self.config.d_in)
+        return output if scale == 1.0 else output * scale
 
     def _sparse(self, gate: Float[Tensor, "... h"]) -> Float[Tensor, "... h"]:
         """Return the gate less a bound, which follows from its mean and deviation, and 0 below it."""

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 
+from attn_bridge.sharding.heads import check_width
 from attn_bridge.specs import MixtureOfExpertsConfig
 
 from .. import functional
@@ -114,6 +115,7 @@ class MixtureOfExperts(Layer):
         if router.input_scale != 1.0:
             tokens = tokens * router.input_scale
         logits = functional.widened(self.router, tokens)
+        check_width("router", logits.shape[-1], config.num_experts)
         if router.scores == "sparse_mixer":
             chosen, weights = self._mix_sparsely(logits)
             return chosen, self._scaled(chosen, weights)
@@ -121,6 +123,7 @@ class MixtureOfExperts(Layer):
         preferred = scores if router.corrects == "scores" else logits
         # A bias that balances the load chooses experts, and does not weigh them (DeepSeek-V3, arXiv 2412.19437).
         if router.correction:
+            check_width("correction_bias", self.router.correction_bias.shape[0], config.num_experts)
             preferred = preferred + self.router.correction_bias.to(logits.dtype)
         if router.groups is not None:
             preferred = self._in_best_groups(preferred)
@@ -134,6 +137,7 @@ class MixtureOfExperts(Layer):
         """Return the weights times the router's factor, and that of each expert."""
         router, wide = self.config.router, weights.dtype
         if router.expert_scales:
+            check_width("expert_scale", self.router.expert_scale.shape[0], self.config.num_experts)
             weights = weights * self.router.expert_scale.to(wide)[chosen]
         return weights * router.scale
 

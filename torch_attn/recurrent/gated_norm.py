@@ -59,6 +59,8 @@ class GatedNorm(Layer):
     def forward(self, x: Float[Tensor, "... d"], gate: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Return the normalised features in the dtype of `x`; they are computed in float32, float64 for float64."""
         check_width("W_gate", gate.shape[-1], x.shape[-1])
+        if self.order != "none":
+            check_width("scale", self.scale.shape[0], x.shape[-1])
         dtype = functional.wide_dtype(x)
         wide, gate = x.to(dtype), nn.functional.silu(gate.to(dtype))
         if self.order == "norm_first":

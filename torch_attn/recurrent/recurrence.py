@@ -147,6 +147,7 @@ def log_decay(
 ) -> Float[Tensor, "B T H"]:
     """Return ``-exp(a_log) * softplus(alpha + dt_bias)``, in float32, in float64 for float64 input."""
     check_width("W_alpha", alpha.shape[-1], dt_bias.shape[-1])
+    check_width("A_log", a_log.shape[0], dt_bias.shape[0])
     dtype = functional.wide_dtype(alpha)
     total = alpha.to(dtype) + dt_bias.to(dtype)
     # The softplus of torch is linear above 20, 2e-9 off.

@@ -66,6 +66,9 @@ class ShortConvolution(nn.Conv1d):
         """
         check_width("the input of a convolution", x.shape[2], self.weight.shape[0])
         tokens, (size,) = x.shape[1], self.kernel_size
+        check_width("the window of a convolution", self.weight.shape[2], size)
+        if self.bias is not None:
+            check_width("the bias of a convolution", self.bias.shape[0], x.shape[2])
         if state is None:
             state = chunks.empty_state(x[:, :, None], size - 1)[:, 0]
         inputs = torch.cat([state.to(x.dtype), x], 1)

@@ -9,6 +9,7 @@ import pytest
 
 from attn_bridge import specs
 
+from ...support.models import drawn_decoders
 from .. import backends, modules
 
 backend = backends.fixture(backends.adapters("backend"))
@@ -116,6 +117,14 @@ REFUSED = {
     "indices": ("SparseIndexedAttention", {"config": INDEXED}, ("indexer.W_index_query",), "width of W_index_query"),
 }
 SINGLE = {
+    **{
+        f"{path} of {name}": (name, path, rf"width of {path} \(1\) must be {rank}: the layer can't be cut")
+        for name, path, rank in (
+            ("KimiDeltaAttention", "W_decay_down", 5),
+            ("KimiDeltaAttention", "W_gate_down", 5),
+            ("Mamba", "W_step_down", 2),
+        )
+    },
     "gates of states": ("LightningAttention", "W_gate", r"width of W_gate \(1\) must be 12"),
     **{
         f"{name} of products": ("GatedConvolution", name, rf"width of {name} \(1\) must be 6")
@@ -128,6 +137,37 @@ SINGLE = {
     ),
 }
 """Layers that were cut to a single number, which broadcasts to all heads or channels."""
+
+VECTORS = (
+    ("GroupedQueryAttention", "persimmon", "q_norm.scale", -1),
+    ("GroupedQueryAttention", "persimmon", "q_norm.shift", -1),
+    ("GroupedQueryAttention", "t5-encoder", "relative_bias", -1),
+    ("DifferentialAttention", "diffllama", "lambda_q1", -1),
+    ("GatedConvolution", "lfm2", "conv1d.bias", -1),
+    ("GatedDeltaNet", "qwen3-next", "A_log", -1),
+    ("KimiDeltaAttention", "kimi-linear", "A_log", -1),
+    ("KimiDeltaAttention", "kimi-linear", "dt_bias", -1),
+    ("Mamba", "mamba", "A_log", 0),
+    ("Mamba", "mamba", "D", -1),
+    ("Mamba2", "mamba2", "A_log", -1),
+    ("Mamba2", "mamba2", "D", -1),
+    ("Mamba2", "mamba2", "norm.scale", -1),
+)
+"""Variant, example, parameter, axis."""
+
+PARTS = (
+    ("llama", "trf_blocks.0.att.out_proj", r"width of out_proj \(1\) must be 32"),
+    ("llama", "trf_blocks.0.ff.fc1", r"width of fc1 \(1\) must be 20"),
+    ("llama", "trf_blocks.0.ff.fc3", r"width of fc3 \(1\) must be 32"),
+    ("gpt2", "trf_blocks.0.ff.layers.2", r"width of layers.2 \(1\) must be 32"),
+    ("qwen2_moe", "trf_blocks.0.ff.router", r"width of router \(1\) must be 4"),
+    ("gemma3n_text", "layer_linear", r"width of layer_linear \(1\) must be 24"),
+    ("gemma3n_text", "trf_blocks.0.layer_gate", r"width of layer_gate \(1\) must be 6"),
+    ("gemma3n_text", "trf_blocks.0.altup.correction", r"width of correction \(1\) must be 3"),
+    ("gemma3n_text", "trf_blocks.0.altup.prediction", r"width of prediction \(1\) must be 9"),
+    ("falcon_h1", "trf_blocks.0.linear_att.out_proj", r"width of linear_att.out_proj \(1\) must be 32"),
+)
+"""Family, layer of its model, message."""
 
 
 @pytest.mark.parametrize("label", REFUSED)
@@ -150,3 +190,37 @@ def test_a_layer_of_a_single_number_is_refused(backend, label):
     backend.keep_first(layer_of(module, path))
     with pytest.raises(ValueError, match=message):
         module(backend.as_argument(modules.draw(2, 5, EXAMPLES[name].d_in)))
+
+
+def example(name, label):
+    """Return a config of a variant by the name of its example."""
+    return next(each.config for each in specs.find_variant(name).examples if each.name == label)
+
+
+@pytest.mark.parametrize(("name", "label", "path", "axis"), VECTORS)
+def test_a_parameter_of_a_single_number_is_refused(backend, name, label, path, axis):
+    """It would be that of every head or channel."""
+    config = example(name, label)
+    module = backend.build(name, config=config)
+    owner, _, leaf = path.rpartition(".")
+    backend.keep_first_number(layer_of(module, owner) if owner else module, leaf, axis)
+    with pytest.raises(ValueError, match="must "):
+        module(backend.as_argument(modules.draw(2, 5, config.d_in)))
+
+
+def test_a_gate_of_a_single_number_is_refused(backend):
+    config = example("GroupedQueryAttention", "qwen3-next")
+    module = backend.build("GroupedQueryAttention", config=config)
+    backend.keep_first(module.W_gate)
+    with pytest.raises(ValueError, match=r"width of W_gate \(1\) must be"):
+        module(backend.as_argument(modules.draw(2, 5, config.d_in)))
+
+
+@pytest.mark.parametrize(("family", "path", "message"), PARTS)
+def test_a_layer_of_a_model_of_a_single_number_is_refused(backend, family, path, message):
+    """A sum with the other channels, or a product, would broadcast it."""
+    model = backend.build("DecoderModel", config=drawn_decoders.draw(family, 0))
+    backend.keep_first(layer_of(model, path))
+    model.eval()
+    with pytest.raises(ValueError, match=message):
+        model(backend.as_argument(np.array([[1, 2, 3]], "int32")))
