@@ -24,6 +24,7 @@ from .initial_weights import linear
 from .layer import Layer, LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import recurrence
+from .recurrent.layer import state_options
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionMask, CachedOutput, LinearAttentionCall
 
@@ -136,4 +137,4 @@ class LinearAttention(Layer):
             ValueError: a size below 1.
         """
         shapes = (self.config.state_shape, self.config.conv_shape)
-        return RecurrentCache.empty(batch_size, capacity, *shapes, **functional.cache_options(self.W_query))
+        return RecurrentCache.empty(batch_size, capacity, *shapes, **state_options(self))

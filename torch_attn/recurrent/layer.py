@@ -6,10 +6,11 @@ those in the cache, H heads, D and Dv channels of key and value, K taps and C ch
 
 from __future__ import annotations
 
-from typing import Never, TypeAlias
+from typing import Any, Never, TypeAlias
 
+import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import functional
 from ..decoding.recurrent_cache import RecurrentCache
@@ -104,4 +105,13 @@ class RecurrentLayer(Layer):
             ValueError: a size below 1.
         """
         shapes = (self.config.state_shape, self.config.conv_shape)
-        return RecurrentCache.empty(batch_size, capacity, *shapes, **functional.cache_options(self.W_query))
+        return RecurrentCache.empty(batch_size, capacity, *shapes, **state_options(self))
+
+
+def state_options(module: nn.Module) -> dict[str, Any]:
+    """Return device and dtype of the states of a layer: of `W_query`, or of the widest numbers if that was replaced."""
+    options = functional.cache_options(module.W_query)
+    if options["dtype"] is None:  # that of its results is not known yet, and states keep theirs
+        is_wide = any(array.dtype == torch.float64 for array in (*module.parameters(), *module.buffers()))
+        options["dtype"] = torch.float64 if is_wide else torch.float32
+    return options

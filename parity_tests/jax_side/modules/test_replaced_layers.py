@@ -92,3 +92,11 @@ def test_adapted_modules_decode_in_one_compiled_step(name, dtype):
     limit = 1e-5 if dtype == "float32" else 0.1
     np.testing.assert_allclose(jnp.concatenate(parts, 1).astype("float32"), want.astype("float32"), rtol=0, atol=limit)
     assert jnp.abs(plain - want).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["GatedDeltaNet", "LinearAttention"])
+def test_states_of_replaced_layers_in_float64_are_not_rounded(name):
+    with jax.enable_x64(True):
+        module, _, _ = build(name, jnp.float64)
+        replace(module, Wrapped)
+        assert module.init_cache(2, 5).state.dtype == jnp.float64
