@@ -26,7 +26,7 @@ from attn_bridge.sharding.heads import check_width
 from . import implementations
 from .operations.autocast import without_autocast
 from .random import JaxRngs, RandomSource, RngStream
-from .shards import whole
+from .shards import is_sharded, whole
 from .signatures import typed_as
 from .signatures.function import FunctionCall
 
@@ -346,10 +346,13 @@ def is_plain(layer: nn.Module) -> bool:
 def is_stock(layer: nn.Module) -> bool:
     """Return whether a layer is torch's ``Linear``, sharded or not, rather than a replacement such as a quantised one.
 
-    Only then do its weights determine the dtype of its results.
+    Only then do its weights determine the dtype of its results. A quantised weight is a tensor class of its own, which
+    need not know any operation but the layer's.
     """
     kind = type(layer)
-    return (kind.__module__, kind.__qualname__) == (nn.Linear.__module__, nn.Linear.__qualname__)
+    if (kind.__module__, kind.__qualname__) != (nn.Linear.__module__, nn.Linear.__qualname__):
+        return False
+    return is_sharded(layer.weight) or not hasattr(layer.weight, "__tensor_flatten__")
 
 
 def widened(layer: nn.Module, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
@@ -388,7 +391,7 @@ def project_heads(x: Float[Tensor, "B T D"], heads: Sequence[nn.Module]) -> list
     that have hooks are called one by one.
     """
     layers = [getattr(head, name) for name in ("W_query", "W_key", "W_value") for head in heads]
-    plain = all(type(layer) is nn.Linear and not _is_watched(layer) for layer in layers)
+    plain = all(type(layer) is nn.Linear and is_plain(layer) for layer in layers)
     if plain and all((layer.bias is None) == (layers[0].bias is None) for layer in layers):
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         joint = nn.functional.linear(x, torch.cat([layer.weight for layer in layers]), bias)

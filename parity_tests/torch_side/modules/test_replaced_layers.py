@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import nn
 
 import torch_attn
-from attn_bridge.specs import VARIANTS
+from attn_bridge.specs import VARIANTS, FeedForwardConfig, MixtureOfExpertsConfig
+from torch_attn.blocks.mixture_of_experts import MixtureOfExperts
 
 from ...contract import modules, torch_backend
 from ...support.calls.bad_calls import ATTENTION_MODULES, D_IN
@@ -42,7 +44,41 @@ class Stored(nn.Linear):
         return nn.functional.linear(x, self.weight.to(x.dtype), bias)
 
 
-def replace(module: nn.Module, kind: type[nn.Module]) -> int:
+class Quantised(torch.Tensor):
+    """A weight of torch's ``Linear`` that knows the product of that layer alone, as those of torchao do."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Quantised:
+        tensor = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        tensor.inner = inner
+        return tensor
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        if function is nn.functional.linear:
+            x, weight, bias = (*arguments, None)[:3]
+            return nn.functional.linear(x, weight.inner, bias, **(options or {}))
+        return super().__torch_function__(function, types, arguments, options or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return cls(arguments[0].inner)
+        raise NotImplementedError(f"{function} of a quantised weight")
+
+
+def quantised(layer: nn.Linear) -> nn.Linear:
+    """Return the layer with a quantised weight."""
+    layer.weight = nn.Parameter(Quantised(layer.weight.detach()), requires_grad=False)
+    return layer
+
+
+def replace(module: nn.Module, kind: Callable[[nn.Linear], nn.Module]) -> int:
     """Replace the linear layers of a module; return their number."""
     parents = [(parent, name) for parent in module.modules() for name, layer in parent.named_children()
                if type(layer) is nn.Linear]  # fmt: skip
@@ -66,16 +102,17 @@ def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str,
     return module, arguments, x
 
 
+@pytest.mark.parametrize("kind", [Wrapped, quantised])
 @pytest.mark.parametrize("name", [*(name for name in ATTENTION_MODULES if name != "SelfAttention_v1"), *MODERN])
-def test_wrapped_layers_give_what_the_layers_gave(name):
+def test_replaced_layers_give_what_the_layers_gave(name, kind):
     module, arguments, x = build(name)
     want = module(x, **arguments)
-    assert replace(module, Wrapped)
+    assert replace(module, kind)
     torch.testing.assert_close(module(x, **arguments), want, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", [Wrapped, Stored])
+@pytest.mark.parametrize("kind", [Wrapped, Stored, quantised])
 @pytest.mark.parametrize("name", [name for name in CACHED if name not in RECURRENT])
 def test_a_cache_of_replaced_layers_has_the_dtype_of_their_results(name, kind, dtype):
     module, _, x = build(name, dtype)
@@ -111,3 +148,12 @@ def test_dynamically_quantised_modules_run_eagerly_and_cached(name):
     found, _ = quantised(x, cache=quantised.init_cache(2, 5))
     torch.testing.assert_close(found, quantised(x), rtol=0, atol=1e-5)
     assert 0 < (found - want).norm() < 0.1 * want.norm()  # 0.02 to 0.04; a gated norm of a small state is worse
+
+
+def test_a_router_may_be_quantised():
+    torch.manual_seed(0)
+    layer = MixtureOfExperts(MixtureOfExpertsConfig(FeedForwardConfig(4, 5), num_experts=3, top_k=2))
+    x = torch.randn(2, 5, 4)
+    want = layer(x)
+    assert replace(layer, quantised)
+    torch.testing.assert_close(layer(x), want)
