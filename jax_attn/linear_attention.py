@@ -24,7 +24,7 @@ from .initial_weights import linear
 from .layer import Layer, LayerOptions, Unpack
 from .random import Rngs
 from .recurrent import recurrence
-from .recurrent.layer import state_options
+from .recurrent.layer import empty_cache
 from .signatures import DType, typed_as
 from .signatures.attention import AttentionMask, CachedOutput, LinearAttentionCall
 
@@ -136,5 +136,4 @@ class LinearAttention(Layer):
         Raises:
             ValueError: a size below 1.
         """
-        shapes = (self.config.state_shape, self.config.conv_shape)
-        return RecurrentCache.empty(batch_size, capacity, *shapes, **state_options(self))
+        return empty_cache(self, batch_size, capacity)

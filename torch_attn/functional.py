@@ -346,8 +346,8 @@ def is_plain(layer: nn.Module) -> bool:
 def is_stock(layer: nn.Module) -> bool:
     """Return whether a layer is torch's ``Linear``, sharded or not, rather than a replacement such as a quantised one.
 
-    Only then do its weights determine the dtype of its results. A quantised weight is a tensor class of its own, which
-    need not know any operation but the layer's.
+    Only then do its weights determine the dtype of its results. A quantised weight has another tensor class, which may
+    support no operation but the layer's.
     """
     kind = type(layer)
     if (kind.__module__, kind.__qualname__) != (nn.Linear.__module__, nn.Linear.__qualname__):

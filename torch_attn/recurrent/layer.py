@@ -6,7 +6,7 @@ those in the cache, H heads, D and Dv channels of key and value, K taps and C ch
 
 from __future__ import annotations
 
-from typing import Any, Never, TypeAlias
+from typing import Never, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -104,14 +104,14 @@ class RecurrentLayer(Layer):
         Raises:
             ValueError: a size below 1.
         """
-        shapes = (self.config.state_shape, self.config.conv_shape)
-        return RecurrentCache.empty(batch_size, capacity, *shapes, **state_options(self))
+        return empty_cache(self, batch_size, capacity)
 
 
-def state_options(module: nn.Module) -> dict[str, Any]:
-    """Return device and dtype of the states of a layer: of `W_query`, or of the widest numbers if that was replaced."""
+def empty_cache(module: nn.Module, batch_size: int, capacity: int) -> RecurrentCache:
+    """Return a cache without tokens, in the dtype of `W_query`, or of the widest numbers if that was replaced."""
     options = functional.cache_options(module.W_query)
     if options["dtype"] is None:  # that of its results is not known yet, and states keep theirs
         is_wide = any(array.dtype == torch.float64 for array in (*module.parameters(), *module.buffers()))
         options["dtype"] = torch.float64 if is_wide else torch.float32
-    return options
+    shapes = (module.config.state_shape, module.config.conv_shape)
+    return RecurrentCache.empty(batch_size, capacity, *shapes, **options)
