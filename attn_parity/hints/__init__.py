@@ -9,6 +9,7 @@ relations   relations between two tensors: a ratio, an order, a shift
 devices     relations that a shared side explains: sums taken twice, pieces of a sequence in another order
 layers      layers computed both ways: activations, gates, convolutions
 changes     changes of one operation that ports get wrong: other axes, orders, branches, functions and numbers
+rearranged  weights of a module, and entries of an axis, in another order
 norms       norms of one input: the statistic, eps and affine step of each side
 reshaping   reductions, resizing, padding, softmax and modulation computed both ways
 attention   attention computed both ways, with one step wrong on one side

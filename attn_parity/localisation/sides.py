@@ -80,9 +80,11 @@ class SubmoduleRunner:
         cotangents: Sequence[Array | None] | None = None,
         *,
         low: bool = False,
+        weights: Arrays | None = None,
     ) -> Run:
-        """Run one submodule in float64 (where both sides have it), or in the working precision."""
-        weights = self._sides.weights[side] if low else self._weights[side]
+        """Run one submodule in float64 (where both sides have it), or in the working precision; with other weights."""
+        if weights is None:
+            weights = self._sides.weights[side] if low else self._weights[side]
         dtype = None if low else "float64" if side not in self._sides.lacks else None
         run: Run = self._sides.subjects[side].run(weights, arguments, cotangents, dtype=dtype, path=path)
         return run

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ...hints.changes import agree
+from ...hints.changes import MOST_FITTING, Budget, agree
+from ...hints.rearranged import Rearranged, exchanged, reordered
 from ...pair import SIDES
 from ...results.findings import Side, shown
 from ...sides.arrays import is_float
@@ -31,6 +32,9 @@ AGREE = 1e-9
 
 MOST_INPUTS = 4
 """Most inputs of which two are exchanged."""
+
+RUN = 1 << 13
+"""Elements whose time a run takes in addition for each weight."""
 
 WIDER = 4.0
 """Factor of inputs with which a change has to fit as well: a bound that drawn numbers do not reach has no effect."""
@@ -66,7 +70,8 @@ class ChangedOperations:
         """
         for numbers in KINDS[self.direction]:
             ways = [way for side in reversed(SIDES) for way in self._ways(side, numbers=numbers)]
-            ways = ways or ([] if numbers or self.direction == "backward" else self._exchanged())
+            if not (ways or numbers or self.direction == "backward"):
+                ways = [*self._exchanged(), *self._rearranged()]
             if ways:
                 where = f" in {self.paths['first']}" if self.paths["first"] else ""
                 return f"with {', or with '.join(ways)} both sides agree{where}"
@@ -86,6 +91,35 @@ class ChangedOperations:
                 leaves = list(arguments["second"].leaves)
                 leaves[i], leaves[j] = leaves[j], leaves[i]
                 run = runner.run("second", self.paths["second"], arguments["second"].with_leaves(leaves))
+                if not agree(run.outputs, self._wanted("second", made)):
+                    return False
+            return True
+        return False
+
+    def _rearranged(self) -> list[str]:
+        """Return the other orders of the second side's weights with which both sides agree, for a message."""
+        path, label = self.paths["second"], shown(self.sides.labels["second"])
+        weights = {
+            name: one for name, one in self.runner.weights("second").items() if not path or name.startswith(f"{path}.")
+        }
+        sizes = (one.size for one in (*weights.values(), *self.calls["second"].arguments.leaves))
+        budget, work = Budget(), RUN * len(weights) + sum(sizes)
+        for ways in (exchanged(weights), reordered(weights), reordered(weights, joined=True)):
+            fitting: list[str] = []
+            for text, change in ways:
+                if len(fitting) == MOST_FITTING or not budget.spend(work):
+                    break
+                if self._agree_rearranged(change):
+                    fitting.append(f"{text} in {label}")
+            if fitting:
+                return fitting
+        return []
+
+    def _agree_rearranged(self, change: Rearranged) -> bool:
+        with contextlib.suppress(*FAILURES):
+            for runner, arguments, made in self._samples:
+                weights = dict(change(runner.weights("second")))
+                run = runner.run("second", self.paths["second"], arguments["second"], weights=weights)
                 if not agree(run.outputs, self._wanted("second", made)):
                     return False
             return True

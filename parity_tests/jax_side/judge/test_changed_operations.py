@@ -14,6 +14,7 @@ from attn_parity.frameworks.jax.changes.search import ChangedPrograms
 
 RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(2, 3, 4))
+TABLE = RANDOM.normal(size=(3, 4))
 
 
 def softmax(x, axis):
@@ -178,6 +179,14 @@ FAULTS = {
     "the mean of each window for its maximum": (
         lambda x: jnp.sin(pooled(x, "mean")),
         lambda x: jnp.sin(pooled(x, "maximum")),
+    ),
+    "axis 1 of the constant of shape (3, 4) with entries 1 and 2 exchanged": (
+        lambda x: jnp.sin(x * TABLE),
+        lambda x: jnp.sin(x * TABLE[:, [0, 2, 1, 3]]),
+    ),
+    "the constant of shape (3, 3) transposed": (
+        lambda x: jnp.sin(x[..., :3] * TABLE[:, :3].T),
+        lambda x: jnp.sin(x[..., :3] * TABLE[:, :3]),
     ),
     "> for >=": (lambda x: jnp.where(x.round() > 0, x, 0), lambda x: jnp.where(x.round() >= 0, x, 0)),
 }

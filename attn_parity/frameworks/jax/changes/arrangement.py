@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ....hints.case import LARGEST, Array
 from ....hints.changes import MOST_ORDERS, MOST_PARTS, axis_orders, orders, shifts
+from ....hints.rearranged import orders_of
 from .program import Operation, Program, ProgramChange, Read, Results, Value, sampled
 
 
@@ -50,6 +52,28 @@ def of_padding(program: Program, operation: Operation) -> Iterator[ProgramChange
             "padding on the other sides",
             lambda operand, value: np.pad(operand, [pads[:2] for pads in turned], constant_values=value),
         )
+
+
+def of_constants(program: Program) -> Iterator[ProgramChange]:
+    """Yield other constants of the program, such as tables and masks in NumPy: negated, transposed or reordered."""
+    for number, constant in program.constants.items():
+        takers = program.takes.get(number, [])
+        if takers and np.ndim(constant) and np.size(constant) <= LARGEST:
+            for text, other in _tables(np.asarray(constant)):
+                results = {at: _with_value(program.operations[at], number, other) for at in takers}
+                yield ProgramChange(text, takers[0], results)
+
+
+def _tables(table: Array) -> Iterator[tuple[str, Array]]:
+    """Yield a table negated, transposed and in other orders."""
+    what = f"the constant of shape {table.shape}"
+    if table.dtype.kind == "f":
+        yield f"{what} negated", -table
+    if table.ndim > 1 and table.shape[-1] == table.shape[-2]:
+        yield f"{what} transposed", table.swapaxes(-1, -2)
+    for axis, size in enumerate(table.shape):
+        for text, order in orders_of(size):
+            yield f"axis {axis} of {what} {text}", table.take(order, axis)
 
 
 def of_reversal(program: Program, operation: Operation) -> Iterator[ProgramChange]:
@@ -143,3 +167,13 @@ def _with_other(operation: Operation, part: int, number: int) -> Results:
     """Return the results of an operation with one of its operands replaced by another value."""
     operands = [number if isinstance(item, int) and item == part else item for item in operation.operands]
     return lambda read: operation.run.apply(operation.equation, [read(item) for item in operands])
+
+
+def _with_value(operation: Operation, part: int, value: Value) -> Results:
+    """Return the results of an operation with one of its operands replaced by an array."""
+
+    def results(read: Read) -> list[Value]:
+        operands = [value if isinstance(item, int) and item == part else read(item) for item in operation.operands]
+        return operation.run.apply(operation.equation, operands)
+
+    return results

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ....hints.changes import BINARY, COMPARISONS
-from .arrangement import of_concatenation, of_padding, of_parts, of_reversal, of_sort, of_transpose
+from .arrangement import of_concatenation, of_constants, of_padding, of_parts, of_reversal, of_sort, of_transpose
 from .elementwise import (
     UNARY,
     of_binary,
@@ -103,3 +103,4 @@ def _single_changes(program: Program) -> Iterator[ProgramChange]:
     yield from of_parts(program)
     yield from of_exchanged_numbers(program)
     yield from of_missing(program)
+    yield from of_constants(program)

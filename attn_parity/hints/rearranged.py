@@ -1,0 +1,178 @@
+"""Other orders of the entries of an axis, and of the weights of a module, that ports take for the right ones.
+
+In: a size, or the weights of one side by name. Out: orders, or weights in another order, each with a description. The
+side runs with them, to see whether it then agrees with the other side.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from .case import Array, Arrays, divisors
+from .changes import MOST_PARTS, orders
+
+MOST_SINGLE = 8
+"""Most entries of which any two are exchanged; ..."""
+
+MOST_NEIGHBOURS = 64
+"""... of more, up to this number, two neighbours."""
+
+Rearranged = Callable[[Arrays], Arrays]
+"""From the weights of a side to its weights in another order."""
+
+
+def orders_of(size: int) -> Iterator[tuple[str, Array]]:
+    """Yield the orders of the entries of an axis, without their own, the simplest first."""
+    tried = {np.arange(size).tobytes()}
+    for text, order in _orders_of(size):
+        if order.tobytes() not in tried:
+            tried.add(order.tobytes())
+            yield text, order
+
+
+def _orders_of(size: int) -> Iterator[tuple[str, Array]]:
+    own = np.arange(size)
+    for left, right in itertools.combinations(range(size if size <= MOST_SINGLE else 0), 2):
+        yield _exchanged(own, left, right)
+    for order in map(np.array, itertools.permutations(own) if size <= MOST_PARTS else ()):
+        yield f"in the order {tuple(order.tolist())}", order
+    yield "reversed", own[::-1].copy()
+    for step in (1, -1):
+        yield f"shifted by {step}", np.roll(own, step)
+    # Heads, channels and fused projections: as (a, b), then as (a, b, c) with two neighbours of these exchanged.
+    factors = [one for one in range(1, size + 1) if size % one == 0]
+    shapes = [(a, b, size // a // b) for a, b in itertools.product(factors, repeat=2) if size % (a * b) == 0]
+    for shape in sorted(shapes, key=lambda shape: (1 not in shape, min(shape))):
+        for axes in ((1, 0, 2), (0, 2, 1)):
+            texts = [", ".join(str(shape[axis]) for axis in some if shape[axis] > 1) for some in (range(3), axes)]
+            yield f"as ({texts[0]}) transposed to ({texts[1]})", own.reshape(shape).transpose(axes).reshape(-1)
+    for width in (one for one in divisors(size) if one > 1):
+        for parts in (one for one in range(2, MOST_PARTS + 1) if width % one == 0):
+            for text, some in orders(range(parts), parts):
+                moved = own.reshape(-1, parts, width // parts)[:, list(some)].reshape(-1)
+                if width == size:
+                    yield f"with {text}", moved
+                elif parts < MOST_PARTS and " exchanged" in text:
+                    yield f"with {text} in each {width}", moved
+    for groups, several, width in ((a, b - 2, c) for a, b, c in shapes if a > 1 and b > 3):
+        whole = np.split(own, [groups * several * width, groups * (several + 1) * width])
+        order = np.concatenate([part.reshape(groups, -1) for part in whole], 1).reshape(-1)
+        kinds = "queries, keys and values", f"{groups} groups of {several} queries, a key and a value of {width}"
+        yield f"from {kinds[0]} to {kinds[1]}", order
+        yield f"from {kinds[1]} to {kinds[0]}", np.argsort(order)
+    for at in range(size - 1 if size <= MOST_NEIGHBOURS else 0):
+        yield _exchanged(own, at, at + 1)
+
+
+def _exchanged(own: Array, left: int, right: int) -> tuple[str, Array]:
+    order = own.copy()
+    order[[left, right]] = right, left
+    return f"with entries {left} and {right} exchanged", order
+
+
+def exchanged(weights: Arrays) -> Iterator[tuple[str, Rearranged]]:
+    """Yield other orders of modules or weights next to each other, in all numbered layers and in each.
+
+    Args:
+        weights: name -> weight; the dots of a name separate modules.
+    """
+    for groups, ends in _alike(weights):
+        for some in [groups, *([group] for group in groups if len(groups) > 1)]:
+            names = [_named([group[at] for group in some]) for at in range(len(some[0]))]
+            for text, order in orders_of(len(names)):
+                moved = [at for at, source in enumerate(order) if at != source]
+                pairs = [(group[at], group[order[at]]) for group in some for at in moved]
+                mine = ", ".join(names[at] for at in moved)
+                if len(moved) == 2:
+                    for chosen, end in [(ends, ""), *(([end], end) for end in ends if end)]:
+                        yield f"{' and '.join(names[at] + end for at in moved)} exchanged", _exchange(pairs, chosen)
+                elif len(moved) <= MOST_PARTS:
+                    yield f"{mine} in the order {', '.join(names[order[at]] for at in moved)}", _exchange(pairs, ends)
+                else:
+                    yield f"{names[0]} to {names[-1]} {text}", _exchange(pairs, ends)
+
+
+def _alike(weights: Arrays) -> Iterator[tuple[list[list[str]], list[str]]]:
+    """Yield groups of modules or weights next to each other, and the ends of their weights' names, alike in a group.
+
+    The same group of every numbered layer is yielded together; modules that hold most come first.
+    """
+    ends: dict[str, list[str]] = {}
+    for name in weights:
+        for match in re.finditer(r"\.|$", name):
+            ends.setdefault(name[: match.start()], []).append(name[match.start() :])
+    groups: dict[tuple[str, tuple[object, ...]], list[str]] = {}
+    for path in sorted(ends, key=lambda path: path.count(".")):
+        shapes = tuple((end, weights[f"{path}{end}"].shape) for end in sorted(ends[path]))
+        groups.setdefault((path.rpartition(".")[0], shapes), []).append(path)
+    layers: dict[object, list[list[str]]] = {}
+    for (_, same), group in groups.items():
+        is_numbered = group[0].rpartition(".")[2].isdigit()
+        if len(group) > 1:
+            key = group[0] if is_numbered else (*map(_in_layers, group), same)
+            layers.setdefault(key, []).append(group)
+    return ((alike, ends[alike[0][0]]) for alike in layers.values())
+
+
+def _exchange(pairs: Sequence[tuple[str, str]], ends: Sequence[str]) -> Rearranged:
+    """Return the change that replaces modules, the first of each pair, by others."""
+    return lambda weights: {**weights, **{f"{to}{end}": weights[f"{of}{end}"] for to, of in pairs for end in ends}}
+
+
+def _in_layers(path: str) -> str:
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+
+
+def _named(paths: Sequence[str]) -> str:
+    """Return the name of a module or weight, with * for the numbers of layers where there are several."""
+    return paths[0] if len(paths) == 1 else _in_layers(paths[0])
+
+
+def reordered(weights: Arrays, *, joined: bool = False) -> Iterator[tuple[str, Rearranged]]:
+    """Yield weights in other orders along an axis, with the vectors next to them or alone, in all layers and in each.
+
+    Args:
+        weights: name -> weight; the dots of a name separate modules.
+        joined: along several axes of a weight as if they were a single one.
+    """
+    layers: dict[object, list[str]] = {}
+    for name, weight in weights.items():
+        layers.setdefault((_in_layers(name), weight.shape), []).append(name)
+    each = [[name] for alike in layers.values() if len(alike) > 1 for name in alike]
+    for names in [*layers.values(), *each]:
+        shape = weights[names[0]].shape
+        several = [(0, len(shape) - 1), (1, len(shape))] if len(shape) > 2 else []
+        for start, end in several if joined else [(axis, axis + 1) for axis in range(len(shape))]:
+            which = f"axes {start} to {end - 1}" if joined else f"axis {start}"
+            for text, order in orders_of(math.prod(shape[start:end])):
+                moved = [(name, start, shape[start:end], order) for name in names]
+                beside = [
+                    (other, 0, shape[start:end], order)
+                    for name in names
+                    for other, vector in weights.items()
+                    if other.rpartition(".")[0] == name.rpartition(".")[0] and vector.shape == shape[start:end] != shape
+                ]
+                if beside:
+                    others = dict.fromkeys(other if len(names) == 1 else _in_layers(other) for other, *_ in beside)
+                    what = " and of ".join([_named(names), *others])
+                    yield f"{which} of {what} {text}", _reorder([*moved, *beside])
+                yield f"{which} of {_named(names)} {text}", _reorder(moved)
+
+
+def _reorder(moved: Sequence[tuple[str, int, tuple[int, ...], Array]]) -> Rearranged:
+    """Return the change that puts weights in another order: their names, first axis, sizes of all axes, and order."""
+
+    def change(weights: Arrays) -> Arrays:
+        changed = dict(weights)
+        for name, axis, sizes, order in moved:
+            shape = weights[name].shape
+            flat = weights[name].reshape(*shape[:axis], -1, *shape[axis + len(sizes) :])
+            changed[name] = flat.take(order, axis).reshape(shape)
+        return changed
+
+    return change
