@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -47,10 +47,10 @@ def _orders_of(size: int) -> Iterator[tuple[str, Array]]:
     # Heads, channels and fused projections: as (a, b), then as (a, b, c) with two neighbours of these exchanged.
     factors = [one for one in range(1, size + 1) if size % one == 0]
     shapes = [(a, b, size // a // b) for a, b in itertools.product(factors, repeat=2) if size % (a * b) == 0]
-    for shape in sorted(shapes, key=lambda shape: (1 not in shape, min(shape))):
-        for axes in ((1, 0, 2), (0, 2, 1)):
-            texts = [", ".join(str(shape[axis]) for axis in some if shape[axis] > 1) for some in (range(3), axes)]
-            yield f"as ({texts[0]}) transposed to ({texts[1]})", own.reshape(shape).transpose(axes).reshape(-1)
+    ways = [(shape, axes) for shape in shapes for axes in ((1, 0, 2), (0, 2, 1))]
+    for shape, axes in sorted(ways, key=lambda way: _likelihood(*way)):
+        texts = [", ".join(str(shape[axis]) for axis in some if shape[axis] > 1) for some in (range(3), axes)]
+        yield f"as ({texts[0]}) transposed to ({texts[1]})", own.reshape(shape).transpose(axes).reshape(-1)
     for width in (one for one in divisors(size) if one > 1):
         for parts in (one for one in range(2, MOST_PARTS + 1) if width % one == 0):
             for text, some in orders(range(parts), parts):
@@ -67,6 +67,12 @@ def _orders_of(size: int) -> Iterator[tuple[str, Array]]:
         yield f"from {kinds[1]} to {kinds[0]}", np.argsort(order)
     for at in range(size - 1 if size <= MOST_NEIGHBOURS else 0):
         yield _exchanged(own, at, at + 1)
+
+
+def _likelihood(shape: tuple[int, int, int], axes: tuple[int, int, int]) -> tuple[bool, bool]:
+    """Sort the exchange of two axes: that of a few parts first, then of two axes alone."""
+    moved = {size for axis, size in enumerate(shape) if axes[axis] != axis}
+    return not moved & {2, 3}, 1 not in shape
 
 
 def _exchanged(own: Array, left: int, right: int) -> tuple[str, Array]:
@@ -144,32 +150,43 @@ def reordered(weights: Arrays, *, joined: bool = False) -> Iterator[tuple[str, R
     for name, weight in weights.items():
         layers.setdefault((_in_layers(name), weight.shape), []).append(name)
     each = [[name] for alike in layers.values() if len(alike) > 1 for name in alike]
-    for names in [*layers.values(), *each]:
-        shape = weights[names[0]].shape
-        several = [(0, len(shape) - 1), (1, len(shape))] if len(shape) > 2 else []
-        for start, end in several if joined else [(axis, axis + 1) for axis in range(len(shape))]:
-            which = f"axes {start} to {end - 1}" if joined else f"axis {start}"
-            for text, order in orders_of(math.prod(shape[start:end])):
-                moved = [(name, start, shape[start:end], order) for name in names]
-                beside = [
-                    (other, 0, shape[start:end], order)
-                    for name in names
-                    for other, vector in weights.items()
-                    if other.rpartition(".")[0] == name.rpartition(".")[0] and vector.shape == shape[start:end] != shape
-                ]
-                if beside:
-                    others = dict.fromkeys(other if len(names) == 1 else _in_layers(other) for other, *_ in beside)
-                    what = " and of ".join([_named(names), *others])
-                    yield f"{which} of {what} {text}", _reorder([*moved, *beside])
-                yield f"{which} of {_named(names)} {text}", _reorder(moved)
+    for some in (list(layers.values()), each):
+        ways = (way for names in some for way in _along_axes(weights, names, joined=joined))
+        for turn in itertools.zip_longest(*ways):  # the simplest orders of all weights first
+            yield from filter(None, turn)
 
 
-def _reorder(moved: Sequence[tuple[str, int, tuple[int, ...], Array]]) -> Rearranged:
-    """Return the change that puts weights in another order: their names, first axis, sizes of all axes, and order."""
+def _along_axes(weights: Arrays, names: Sequence[str], *, joined: bool) -> Iterator[Iterator[tuple[str, Rearranged]]]:
+    """Yield for each axis of some weights of one shape, or several axes, the orders of it."""
+    shape = weights[names[0]].shape
+    several = [(0, len(shape) - 1), (1, len(shape))] if len(shape) > 2 else []
+    for start, end in several if joined else [(axis, axis + 1) for axis in range(len(shape))]:
+        sizes = shape[start:end]
+        which = f"axes {start} to {end - 1}" if joined else f"axis {start}"
+        beside = [
+            other
+            for name in names
+            for other, vector in weights.items()
+            if other.rpartition(".")[0] == name.rpartition(".")[0] and vector.shape == sizes != shape
+        ]
+        for vectors in [beside, []] if beside else [[]]:
+            others = dict.fromkeys(other if len(names) == 1 else _in_layers(other) for other in vectors)
+            what = f"{which} of {' and of '.join([_named(names), *others])}"
+            axes = {**dict.fromkeys(names, start), **dict.fromkeys(vectors, 0)}
+            yield _in_orders(what, axes, sizes)
+
+
+def _in_orders(what: str, axes: Mapping[str, int], sizes: tuple[int, ...]) -> Iterator[tuple[str, Rearranged]]:
+    for text, order in orders_of(math.prod(sizes)):
+        yield f"{what} {text}", _reorder(axes, sizes, order)
+
+
+def _reorder(axes: Mapping[str, int], sizes: tuple[int, ...], order: Array) -> Rearranged:
+    """Return the change that puts weights in another order from an axis on, along as many axes as there are sizes."""
 
     def change(weights: Arrays) -> Arrays:
         changed = dict(weights)
-        for name, axis, sizes, order in moved:
+        for name, axis in axes.items():
             shape = weights[name].shape
             flat = weights[name].reshape(*shape[:axis], -1, *shape[axis + len(sizes) :])
             changed[name] = flat.take(order, axis).reshape(shape)

@@ -33,7 +33,7 @@ AGREE = 1e-9
 MOST_INPUTS = 4
 """Most inputs of which two are exchanged."""
 
-RUN = 1 << 13
+RUN = 1 << 12
 """Elements whose time a run takes in addition for each weight."""
 
 WIDER = 4.0
