@@ -265,15 +265,7 @@ def _assigned(sides: TensorSides, settled: Sequence[Link], labels: Labels) -> tu
     if assignment is None:
         raise _no_bijection(sides, scores, labels)
     groups = open_groups(scores, assignment)
-    open_ones = {i for group in groups for i in group}
-    layers = {layer_of(link.first): layer_of(link.second) for link in settled if len(link.first.shape) > 1}
-    for i, j in enumerate(assignment):
-        if i not in open_ones and len(sides.first[i].shape) > 1:
-            layers[layer_of(sides.first[i])] = layer_of(sides.second[j])
-    for i, j in enumerate(assignment):  # a norm's bias often fits one layer alone, and its scale any
-        if i not in open_ones and sides.names[0][i].role == sides.names[1][j].role == "bias":
-            layers.setdefault(layer_of(sides.first[i]), layer_of(sides.second[j]))
-    layers.pop("", None)
+    likely, layers = scores, _settled_layers(sides, settled, assignment, groups)
     # A bias goes where the matrix of its layer went, and a scale where the bias went.
     is_apart = any(
         layers.get(layer_of(sides.first[i]), layer_of(sides.second[j])) != layer_of(sides.second[j])
@@ -281,11 +273,15 @@ def _assigned(sides: TensorSides, settled: Sequence[Link], labels: Labels) -> tu
     )
     if groups or is_apart:
         # Again with the layers of settled matrices: a bias fits any layer of its width, and only its matrix tells
-        # which.
-        scores = scores + LAYER * sides.within(layers)
-        assignment = best(scores)
-        assert assignment is not None, "there was one before"
-        groups = open_groups(scores, assignment)
+        # which. A bias that this settles may settle the matrix of another layer in turn.
+        known: dict[str, str] = {}
+        while layers.keys() != known.keys():
+            known = layers
+            scores = likely + LAYER * sides.within(known)
+            assignment = best(scores)
+            assert assignment is not None, "there was one before"
+            groups = open_groups(scores, assignment)
+            layers = {**_settled_layers(sides, settled, assignment, groups), **known}
         open_ones = {i for group in groups for i in group}
         settled_pairs = [(link.first, link.second) for link in settled]
         settled_pairs += [(sides.first[i], sides.second[j]) for i, j in enumerate(assignment) if i not in open_ones]
@@ -295,6 +291,23 @@ def _assigned(sides: TensorSides, settled: Sequence[Link], labels: Labels) -> tu
     fixed = [_link(sides, i, j, "name") for i, j in enumerate(assignment) if i not in grouped]
     choices = [_orders(sides, scores, group) for group in by_layers(sides, groups, assignment)]
     return fixed, choices
+
+
+def _settled_layers(
+    sides: TensorSides, settled: Sequence[Link], assignment: Sequence[int], groups: Sequence[Sequence[int]]
+) -> dict[str, str]:
+    """Return layer of the first side -> layer of the second, by matrices that are settled, or else by biases."""
+    open_ones = {i for group in groups for i in group}
+    pairs = [(i, j) for i, j in enumerate(assignment) if i not in open_ones]
+    layers = {layer_of(link.first): layer_of(link.second) for link in settled if len(link.first.shape) > 1}
+    for i, j in pairs:
+        if len(sides.first[i].shape) > 1:
+            layers[layer_of(sides.first[i])] = layer_of(sides.second[j])
+    for i, j in pairs:  # a norm's bias often fits one layer alone, and its scale any
+        if sides.names[0][i].role == sides.names[1][j].role == "bias":
+            layers.setdefault(layer_of(sides.first[i]), layer_of(sides.second[j]))
+    layers.pop("", None)
+    return layers
 
 
 def _orders(sides: TensorSides, scores: Array, group: LayerGroup) -> Choice:

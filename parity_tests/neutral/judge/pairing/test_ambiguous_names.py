@@ -251,3 +251,25 @@ def test_a_scale_goes_where_the_only_bias_of_its_side_went():
     pairing = propose(parameters(first), parameters(second))
     pairs = {match.first.name: match.second.name for match in pairing.matches}
     assert pairs == {"norm.gamma": "gamma", "maybe_post_ln.weight": "ln.scale", "maybe_post_ln.bias": "ln.bias"}
+
+
+def test_a_matrix_goes_where_the_bias_went_that_another_matrix_settled():
+    """Haiku's `w` of the output lies like another layer's of torch, but its bias fits no other layer."""
+    own = {"linear_a_p": (5, 4), "linear_a_g": (5, 4), "linear_b_p": (5, 4), "linear_b_g": (5, 4), "linear_g": (5, 5)}
+    others = ("left_projection", "left_gate", "right_projection", "right_gate", "gating_linear")
+    ours, theirs = linear("linear_z", 4, 5, "torch"), {}
+    for (path, sizes), other in zip(own.items(), others, strict=True):
+        ours |= linear(path, *sizes, "torch")
+        theirs |= {f"{other}.w": (sizes, "Linear"), f"{other}.b": (sizes[1:], "Linear")}
+    theirs |= {"output_projection.w": ((4, 5), "Linear"), "output_projection.b": ((5,), "Linear")}
+    tried = []
+
+    def probe(candidate):
+        names = {match.first.name: match.second.name for match in candidate.matches}
+        tried.append(names)
+        pairs = zip(own, others, strict=True)
+        return float(any(names[f"{path}.weight"] != f"{other}.w" for path, other in pairs))
+
+    propose(parameters(ours, "torch"), parameters(theirs, "flax"), probe)
+    assert len(tried) == 24
+    assert {names["linear_z.weight"] for names in tried} == {"output_projection.w"}
