@@ -88,25 +88,34 @@ def _found(pair: Pair, sides: tuple[object, object], rules: object, trials: Tria
     if pairing is None:
         matcher, pairing = _by_names(pair, rules, matcher, fold=fold)
         pairing = matcher.with_state(pairing)
-    pair.notes += state.notes(pair, matcher.carrying.state, pairing)
     pair.notes += _renamed(pairing, matcher.trials)
+    pair.notes += state.notes(pair, matcher.carrying.state, pairing)
     pairing, on_squares = _squares(pair, pairing)
     pair.notes += on_squares
     return pairing
 
 
 def _renamed(pairing: Pairing, trials: Trials) -> Iterator[str]:
-    """Yield a note on layers with unrelated names that only trial runs paired: they may be exchanged, not renamed."""
+    """Yield a note on layers that only trial runs told apart, though a side has words for them: they may be exchanged.
+
+    So are those whose names have no word in common, and those that share a word with several layers, as `wi_0` and
+    `wi_1` do with `wi_gate` and `wi_up`.
+    """
     probed = [match for match in pairing.matches if match.how == "probe"]
     first, second = (names.read([match.tensor(side) for match in probed]) for side in SIDES)
-    unnamed = [row for row in zip(first, second, probed, strict=True) if not {*row[0].words} & {*row[1].words}]
-    crossed = _crossed([match for *_, match in unnamed], trials)
+    groups: dict[tuple[object, ...], list[tuple[names.Name, names.Name, Match]]] = collections.defaultdict(list)
+    for ours, theirs, match in zip(first, second, probed, strict=True):
+        groups[match.first.shape, frozenset(ours.words) & frozenset(theirs.words)].append((ours, theirs, match))
     layers: dict[str, str] = {}
-    for ours, theirs, match in unnamed:
-        if (_is_word(ours.spelled) and _is_word(theirs.spelled)) or match.first.name in crossed:
-            layers.setdefault(_layer_of(match.first), _layer_of(match.second))
+    for (_, shared), rows in groups.items():
+        is_worded = any(len({frozenset(row[side].words) for row in rows}) > 1 for side in (0, 1))
+        crossed = set[str]() if is_worded or shared else _crossed([match for *_, match in rows], trials)
+        for ours, theirs, match in rows:
+            are_words = not shared and _is_word(ours.spelled) and _is_word(theirs.spelled)
+            if is_worded or are_words or match.first.name in crossed:
+                layers.setdefault(_layer_of(match.first), _layer_of(match.second))
     if layers:
-        pairs = listed([f"{ours} = {theirs}" for ours, theirs in layers.items()])
+        pairs = listed([f"{ours} = {theirs}" for ours, theirs in layers.items()], 2)  # longer ones are left to --full
         yield f"paired by trial runs alone, as names do not: {pairs}; rules settle it where they may be exchanged"
 
 
