@@ -372,3 +372,15 @@ def test_as_many_axes_come_first_where_one_of_them_has_one_element():
     x = RANDOM.normal(size=(1, 1, 3, 5))
     made = changes(lambda x: x - x.mean((0, 1, 2), keepdims=True), lambda x: x - x.mean((0, 1, 3), keepdims=True), x)
     assert made[0][0] == "a reduction of axes [0, 1, 2] for [0, 1, 3]"
+
+
+def test_a_part_is_not_exchanged_inside_a_function_of_a_library():
+    """`gelu` multiplies its operand by a function of it: another part in that function alone is no change of a line."""
+
+    def gated(x, order):
+        parts = jnp.split(x, 2, axis=-1)
+        return parts[order[0]] * jax.nn.gelu(parts[order[1]], approximate=False)
+
+    assert [text for text, _ in changes(lambda x: gated(x, (0, 1)), lambda x: gated(x, (1, 0)))] == [
+        "parts 0 and 1 of 2 exchanged"
+    ]

@@ -114,14 +114,25 @@ def of_parts(program: Program) -> Iterator[ProgramChange]:
         for text, order in orders(names, count):
             yield ProgramChange(text, members[0][0].at, _exchanged(members, order))
         numbers = [operation.results[index] for operation, index in members]
+        inside = {operation.at for operation, _ in members}
         for (mine, part), (other, number) in itertools.permutations(enumerate(numbers), 2):
-            for at in program.takes.get(part, ()):
-                if at not in {operation.at for operation, _ in members}:
-                    replaced = {at: _with_other(program.operations[at], part, number)}
-                    text = _overlap(members[mine][0], members[other][0]) or (
-                        f"part {names[other]} of {count} for part {names[mine]}"
-                    )
-                    yield ProgramChange(text, at, replaced)
+            for takers in _by_call(program, [at for at in program.takes.get(part, ()) if at not in inside]):
+                text = _overlap(members[mine][0], members[other][0]) or (
+                    f"part {names[other]} of {count} for part {names[mine]}"
+                )
+                replaced = {at: _with_other(program.operations[at], part, number) for at in takers}
+                yield ProgramChange(text, takers[0], replaced)
+
+
+def _by_call(program: Program, positions: Sequence[int]) -> list[list[int]]:
+    """Return the positions of operations, those that a line calls a function of a library for together."""
+    groups: dict[object, list[int]] = {}
+    for at in positions:
+        operation = program.operations[at]
+        called = operation.library_calls[:1]
+        is_function = bool(called) and called[0].isidentifier()  # operators are called by functions inside of others
+        groups.setdefault((operation.where, *called) if is_function else at, []).append(at)
+    return list(groups.values())
 
 
 def _overlap(mine: Operation, other: Operation) -> str:
