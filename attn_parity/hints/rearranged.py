@@ -81,6 +81,42 @@ def _exchanged(own: Array, left: int, right: int) -> tuple[str, Array]:
     return f"with entries {left} and {right} exchanged", order
 
 
+def reshapes(operand: Array, shape: Sequence[int]) -> Iterator[tuple[str, Array]]:
+    """Yield an array in another shape with the axes that an axis is split into, or merged from, in other orders."""
+    before, after = ([size for size in sizes if size > 1] for sizes in (operand.shape, shape))
+    if not operand.size or math.prod(before) != math.prod(after):
+        return
+    outer = 1
+    for old, new in _matched(before, after):
+        count = math.prod(old)
+        sizes = new if len(old) == 1 else old if len(new) == 1 else []
+        orders_of_axes = itertools.permutations(range(len(sizes))) if 1 < len(sizes) <= MOST_PARTS else ()
+        for order in itertools.islice(orders_of_axes, 1, None):
+            moved = tuple(sizes[axis] for axis in order)
+            if sizes is new:
+                sizes_read, axes = moved, tuple(order.index(axis) for axis in range(len(order)))
+                text = f"an axis of {count} split as {moved}, then transposed by {axes}"
+            else:
+                sizes_read, axes = tuple(sizes), order
+                text = f"axes {sizes_read} transposed by {axes}, then merged"
+            parts = operand.reshape(outer, *sizes_read, -1)
+            yield text, parts.transpose(0, *(1 + axis for axis in axes), len(axes) + 1).reshape(tuple(shape))
+        outer *= count
+
+
+def _matched(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the axes of one shape and of another one that hold the same elements, as few at a time as can be."""
+    left, right = list(before), list(after)
+    while left:
+        old, new = [left.pop(0)], [right.pop(0)]
+        while math.prod(old) != math.prod(new):
+            if math.prod(old) < math.prod(new):
+                old.append(left.pop(0))
+            else:
+                new.append(right.pop(0))
+        yield old, new
+
+
 def exchanged(weights: Arrays) -> Iterator[tuple[str, Rearranged]]:
     """Yield other orders of modules or weights next to each other, in all numbered layers and in each.
 

@@ -188,6 +188,10 @@ FAULTS = {
         lambda x: jnp.sin(x[..., :3] * TABLE[:, :3].T),
         lambda x: jnp.sin(x[..., :3] * TABLE[:, :3]),
     ),
+    "an axis of 4 split as (2, 2), then transposed by (1, 0)": (
+        lambda x: jnp.sin(x.reshape(2, 3, 2, 2).swapaxes(2, 3)).sum(2),
+        lambda x: jnp.sin(x.reshape(2, 3, 2, 2)).sum(2),
+    ),
     "> for >=": (lambda x: jnp.where(x.round() > 0, x, 0), lambda x: jnp.where(x.round() >= 0, x, 0)),
 }
 

@@ -45,6 +45,10 @@ FAULTS = {
     "1e-05 for 1": (lambda x: ((x * x) / (x * x + 1e-5)).mean(), lambda x: ((x * x) / (x * x + 1.0)).mean()),
     "no addition of its number": (lambda x: recurrent(x, False), lambda x: recurrent(x, True)),
     "a softmax over axis 1 of 3 for axis 2": (lambda x: x.softmax(1), lambda x: x.softmax(-1)),
+    "an axis of 4 split as (2, 2), then transposed by (1, 0)": (
+        lambda x: x.unflatten(-1, (2, 2)).mT.sin().sum(-2),
+        lambda x: x.view(*x.shape[:-1], 2, 2).sin().sum(-2),
+    ),
     "parts 0 and 1 of 2 exchanged": (
         lambda x: x.chunk(2, -1)[1].sin() * x.chunk(2, -1)[0],
         lambda x: torch.mul(*(part.sin() if at == 0 else part for at, part in enumerate(x.chunk(2, -1)))),

@@ -10,7 +10,7 @@ import numpy as np
 
 from ....hints.case import LARGEST, Array
 from ....hints.changes import MOST_ORDERS, MOST_PARTS, axis_orders, orders, shifts
-from ....hints.rearranged import orders_of
+from ....hints.rearranged import orders_of, reshapes
 from .program import Operation, Program, ProgramChange, Read, Results, Value, sampled
 
 
@@ -20,6 +20,13 @@ def of_transpose(program: Program, operation: Operation) -> Iterator[ProgramChan
     for order in itertools.islice(axis_orders(axes, operation.shapes[0].shape), MOST_ORDERS):
         text = f"axes in the order {order} for {tuple(axes)}"
         yield operation.computed(text, functools.partial(np.transpose, axes=order))
+
+
+def of_reshape(program: Program, operation: Operation) -> Iterator[ProgramChange]:
+    """Yield the axes that an axis is split into, or merged from, in other orders."""
+    shape = operation.shape.shape
+    names = sampled(lambda x: reshapes(x, shape), operation.shapes[:1])
+    yield from operation.named(names, lambda read: reshapes(np.asarray(read(operation.operands[0])), shape))
 
 
 def of_concatenation(program: Program, operation: Operation) -> Iterator[ProgramChange]:

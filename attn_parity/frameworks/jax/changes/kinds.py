@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ....hints.changes import BINARY, COMPARISONS
-from .arrangement import of_concatenation, of_constants, of_padding, of_parts, of_reversal, of_sort, of_transpose
+from .arrangement import (
+    of_concatenation,
+    of_constants,
+    of_padding,
+    of_parts,
+    of_reshape,
+    of_reversal,
+    of_sort,
+    of_transpose,
+)
 from .elementwise import (
     UNARY,
     of_binary,
@@ -38,6 +47,7 @@ _KINDS: dict[tuple[str, ...], Callable[..., Iterator[ProgramChange]]] = {
     ("iota",): of_positions,
     ("reduce_sum", "reduce_max", "reduce_min"): of_reduction,
     ("transpose",): of_transpose,
+    ("reshape",): of_reshape,
     ("dot_general",): of_product,
     ("concatenate",): of_concatenation,
     ("pad",): of_padding,

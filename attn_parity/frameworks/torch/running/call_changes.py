@@ -31,6 +31,7 @@ from ....hints.changes import (
     shifts,
     softmaxes,
 )
+from ....hints.rearranged import reshapes
 from ....sides.subject import Array
 from ....stack import CallSite
 
@@ -65,6 +66,8 @@ ALONG = frozenset(("cumsum", "cumprod", "logcumsumexp", "flip"))
 
 REDUCED = re.compile("(log_)?softmax|logsumexp|sum|mean|var|std|a(rg)?(min|max)")
 """Functions of torch whose other axes are tried with other changes."""
+
+RESHAPES = frozenset(("reshape", "view", "flatten", "unflatten"))
 
 PRODUCTS = frozenset(("matmul", "mm", "bmm", "linear", "einsum"))
 
@@ -147,6 +150,8 @@ def ways_of(call: TorchCall) -> Ways:
             yield from scaled_transforms(plain, int(np.prod([sizes[axis] for axis in np.atleast_1d(axes)])))
     if name == "sub" and plain.dtype.kind in "iu" and len(tensors) == 2:
         yield EXCHANGED, _array(tensors[1]) - operand
+    if name in RESHAPES:
+        yield from reshapes(operand, plain.shape)
     if name in ("tril", "triu"):
         diagonal = int([*call.args[1:2], *call.kwargs.values(), 0][0])
         for word, step in (("higher", 1), ("lower", -1)):

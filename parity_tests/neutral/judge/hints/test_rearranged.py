@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attn_parity.hints.rearranged import exchanged, orders_of, reordered
+from attn_parity.hints.rearranged import exchanged, orders_of, reordered, reshapes
 
 RANDOM = np.random.default_rng(2)
 
@@ -76,3 +76,23 @@ def test_the_axes_of_heads_are_joined():
         {"qkv": kernel}
     )
     assert np.array_equal(changed["qkv"].reshape(4, 6), kernel.swapaxes(1, 2).reshape(4, 6))
+
+
+def test_an_axis_is_split_in_every_order():
+    x = draw(5, 24, 2)
+    ways = dict(reshapes(x, (5, 2, 3, 4, 2)))
+    assert len(ways) == 5
+    parts = np.moveaxis(x.reshape(5, 3, 4, 2, 2), 3, 1)
+    assert np.array_equal(ways["an axis of 24 split as (3, 4, 2), then transposed by (2, 0, 1)"], parts)
+
+
+def test_axes_are_merged_in_every_order():
+    x = draw(5, 2, 1, 3, 2)
+    ((text, made),) = reshapes(x, (5, 6, 2))
+    assert text == "axes (2, 3) transposed by (1, 0), then merged"
+    assert np.array_equal(made, x.transpose(0, 3, 2, 1, 4).reshape(5, 6, 2))
+
+
+@pytest.mark.parametrize("shape", [(5, 24), (120,), (4, 30), (5, 1, 24)])
+def test_a_shape_without_split_axes_has_no_other_orders(shape):
+    assert (len([*reshapes(draw(5, 24), shape)]) > 0) == (shape == (120,))

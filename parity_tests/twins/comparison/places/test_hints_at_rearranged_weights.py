@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,7 +129,8 @@ FAULTS = {
         Fused,
         OtherFused,
         None,
-        "with axis 1 of qkv.kernel and of qkv.bias as (3, 2, 4) transposed to (2, 3, 4) in Flax both sides agree",
+        "with an axis of 24 split as (3, 2, 4), then transposed by (1, 0, 2) in Flax, or with an axis of 24 split as "
+        "(2, 3, 4), then transposed by (1, 0, 2) in torch both sides agree",
     ),
     "groups in front of queries, keys and values": (
         Grouped,
@@ -162,7 +165,7 @@ def test_weights_in_another_order_are_named(label):
     ours, theirs, rules, expected = FAULTS[label]
     report = compare(ours(), theirs(), X, seeds=1, rules=rules)
     assert report.verdict == "different"
-    assert report.first_divergence.hint == expected
+    assert re.sub(r" \([^ ]*\.py:\d+( `[^`]*`)?\)", "", report.first_divergence.hint) == expected
 
 
 def test_another_fault_is_not_called_an_order():
@@ -172,4 +175,4 @@ def test_another_fault_is_not_called_an_order():
     ):
         hint = compare(ours(), theirs(), X, seeds=1).first_divergence.hint
         assert "exchanged" not in hint
-        assert "transposed to" not in hint
+        assert "transposed" not in hint
