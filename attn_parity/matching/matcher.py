@@ -9,6 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -103,15 +104,19 @@ def _renamed(pairing: Pairing, trials: Trials) -> Iterator[str]:
     """
     probed = [match for match in pairing.matches if match.how == "probe"]
     first, second = (names.read([match.tensor(side) for match in probed]) for side in SIDES)
-    groups: dict[tuple[object, ...], list[tuple[names.Name, names.Name, Match]]] = collections.defaultdict(list)
+    groups: dict[tuple[tuple[int, ...], frozenset[str]], list[tuple[names.Name, names.Name, Match]]] = {}
     for ours, theirs, match in zip(first, second, probed, strict=True):
-        groups[match.first.shape, frozenset(ours.words) & frozenset(theirs.words)].append((ours, theirs, match))
+        key = match.first.shape, frozenset(ours.words) & frozenset(theirs.words)
+        groups.setdefault(key, []).append((ours, theirs, match))
     layers: dict[str, str] = {}
-    for (_, shared), rows in groups.items():
+    many = collections.Counter(math.prod(match.first.shape) for match in probed)
+    for (shape, shared), rows in groups.items():
         is_worded = any(len({frozenset(row[side].words) for row in rows}) > 1 for side in (0, 1))
         crossed = set[str]() if is_worded or shared else _crossed([match for *_, match in rows], trials)
         for ours, theirs, match in rows:
-            are_words = not shared and _is_word(ours.spelled) and _is_word(theirs.spelled)
+            are_words = (
+                many[math.prod(shape)] > 1 and not shared and _is_word(ours.spelled) and _is_word(theirs.spelled)
+            )
             if is_worded or are_words or match.first.name in crossed:
                 layers.setdefault(_layer_of(match.first), _layer_of(match.second))
     if layers:

@@ -219,7 +219,7 @@ def _said(
         if tuple(sizes[axis] for axis in theirs) != second.shape:
             return ()
         return (_matrix_way(ours, theirs) if len(ours) == 2 else Way(f"{' '.join(ours)} -> {' '.join(theirs)}"),)
-    if {"i", "o"} <= set(ours) & set(theirs):
+    if {"i", "o"} <= set(ours) & set(theirs) and not any(turned):
         return _pointwise(first.shape, second.shape, ours, theirs)
     return None
 
@@ -230,14 +230,28 @@ def _matrix_way(ours: Sequence[str], theirs: Sequence[str]) -> Way:
 
 
 def _pointwise(mine: Shape, its: Shape, ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Way, ...]:
-    """Return the way between a linear layer and a convolution of one point."""
+    """Return the ways between a linear layer and a convolution: of one point, or of patches that the layer flattens."""
     sizes, others = dict(zip(ours, mine, strict=True)), dict(zip(theirs, its, strict=True))
-    if any(found[axis] != 1 for found in (sizes, others) for axis in found if axis not in "io"):
+    space = [axis for axis in (*ours, *theirs) if axis in _SPACE]
+    if sizes["o"] != others["o"]:
         return ()
-    if any(sizes[axis] != others[axis] for axis in "io"):
+    if sizes["i"] == others["i"]:
+        if any((sizes | others)[axis] != 1 for axis in space):
+            return ()
+        texts = [" ".join(axis if axis in "io" else "1" for axis in axes) for axes in (ours, theirs)]
+        return (Way(" -> ".join(texts)),)
+    kernel = sizes if len(ours) > len(theirs) else others
+    inner = tuple((axis, kernel[axis]) for axis in ("i", *space))
+    if math.prod(size for _, size in inner) != (others if kernel is sizes else sizes)["i"]:
         return ()
-    texts = [" ".join(axis if axis in "io" else "1" for axis in axes) for axes in (ours, theirs)]
-    return (Way(" -> ".join(texts)),)
+    ways = []
+    for order in ((*space, "i"), ("i", *space)):
+        group = f"({' '.join(order)})"
+        texts = [
+            " ".join(group if axis == "i" and len(axes) == 2 else axis for axis in axes) for axes in (ours, theirs)
+        ]
+        ways.append(Way(" -> ".join(texts), inner))
+    return tuple(ways)
 
 
 def _transposed_convolution(

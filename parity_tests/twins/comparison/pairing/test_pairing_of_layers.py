@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
 
@@ -209,6 +210,23 @@ def test_a_convolution_of_one_point_is_a_linear_layer():
     sequence = draw(2, 3, 4)
     found = agrees(TorchSide(tnn.Linear(4, 6)), LinenSide(nn.Conv(6, (1,)), sequence), sequence)
     assert found.matches[0].pattern == "o i -> 1 i o"
+
+
+@pytest.mark.parametrize("pattern", ["(x y i)", "(i x y)"])
+def test_a_convolution_of_patches_is_a_linear_layer_of_them(pattern):
+    class Patches(nnx.Module):
+        def __init__(self):
+            self.proj = nnx.Linear(3 * 2 * 4, 5, rngs=RNGS)
+
+        def __call__(self, x):
+            parts = x.reshape(len(x), 3, 2, 2, 4, 3)  # b h p w q c
+            parts = parts.transpose((0, 1, 3, 2, 4, 5) if pattern == "(x y i)" else (0, 1, 3, 5, 2, 4))
+            return self.proj(parts.reshape(len(x), 3, 2, -1))
+
+    x = draw(2, 3, 6, 8)
+    ours = tnn.Sequential(collections.OrderedDict(proj=tnn.Conv2d(3, 5, (2, 4), stride=(2, 4))))
+    found = agrees(TorchSide(ours), NNXSide(Patches()), x, np.moveaxis(x, 1, -1))
+    assert found.matches[0].pattern == f"o i x y -> {pattern} o"
 
 
 # ---- recurrent layers
