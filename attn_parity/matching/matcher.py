@@ -111,7 +111,8 @@ def _renamed(pairing: Pairing, trials: Trials) -> Iterator[str]:
     layers: dict[str, str] = {}
     many = collections.Counter(math.prod(match.first.shape) for match in probed)
     for (shape, shared), rows in groups.items():
-        is_worded = any(len({frozenset(row[side].words) for row in rows}) > 1 for side in (0, 1))
+        words = {frozenset(ours.words) for ours, *_ in rows}, {frozenset(theirs.words) for _, theirs, _ in rows}
+        is_worded = max(map(len, words)) > 1
         crossed = set[str]() if is_worded or shared else _crossed([match for *_, match in rows], trials)
         for ours, theirs, match in rows:
             are_words = (

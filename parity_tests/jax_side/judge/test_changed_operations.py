@@ -192,6 +192,10 @@ FAULTS = {
         lambda x: jnp.sin(x.reshape(2, 3, 2, 2).swapaxes(2, 3)).sum(2),
         lambda x: jnp.sin(x.reshape(2, 3, 2, 2)).sum(2),
     ),
+    "the shift the other way along axes [1, 2]": (
+        lambda x: x * jnp.roll(x, (1, 1), (1, 2)),
+        lambda x: x * jnp.roll(x, (-1, -1), (1, 2)),
+    ),
     "> for >=": (lambda x: jnp.where(x.round() > 0, x, 0), lambda x: jnp.where(x.round() >= 0, x, 0)),
 }
 

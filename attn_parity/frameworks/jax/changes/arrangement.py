@@ -33,14 +33,17 @@ def of_concatenation(program: Program, operation: Operation) -> Iterator[Program
     """Yield other orders of the joined parts, and other shifts where two parts of one value are exchanged."""
     axis = operation.params["dimension"]
     sizes = [item.shape[axis] for item in operation.shapes]
-    makers = [program.maker(item, "slice") for item in operation.operands]
-    sources = {None if item is None else item.operands[0] for item in makers}
-    if len(makers) == 2 and len(sources) == 1 and None not in sources and makers[0] is not None:
-        (source,) = sources
-        whole = makers[0].shapes[0]
-        if whole.shape == operation.shape.shape and makers[0].params["start_indices"][axis] == sizes[1]:
-            names = sampled(lambda x: shifts(x, axis, sizes[0]), [whole])
-            yield from operation.named(names, lambda read: shifts(np.asarray(read(source)), axis, sizes[0]))
+    rolls = _rolls(program, operation)
+    if rolls:
+        _, rolled, _, shift = rolls[0]
+        names = sampled(lambda x: shifts(x, axis, shift), [operation.shape])
+        yield from operation.named(names, lambda read: shifts(np.asarray(read(rolled)), axis, shift))
+    if len(rolls) > 1:  # as one call shifts an image along its height and width
+        source, axes, steps = rolls[-1][1], [axis for _, _, axis, _ in rolls], [-step for *_, step in rolls]
+        before = {at: _of(source) for at, source, *_ in rolls[1:]}
+        for text, by in (("the shift the other way", steps), ("no shift", [0] * len(steps))):
+            results = {**before, operation.at: _of(source, tuple(by), tuple(axes))}
+            yield ProgramChange(f"{text} along axes {sorted(axes)}", min(results), results)
     if len(sizes) <= MOST_PARTS:
         for text, order in orders(range(len(sizes)), len(sizes)):
 
@@ -48,6 +51,30 @@ def of_concatenation(program: Program, operation: Operation) -> Iterator[Program
                 return np.concatenate([parts[part] for part in order], axis)
 
             yield operation.computed(f"a concatenation with {text}", joined)
+
+
+def _rolls(program: Program, operation: Operation) -> list[tuple[int, Value, int, int]]:
+    """Return position, source, axis and shift of each roll that made a value in a line, the last first."""
+    rolls = []
+    maker: Operation | None = operation
+    while maker is not None and maker.name == "concatenate" and maker.where == operation.where:
+        axis = maker.params["dimension"]
+        sizes = [item.shape[axis] for item in maker.shapes]
+        parts = [program.maker(item, "slice") for item in maker.operands]
+        sources = {None if item is None else item.operands[0] for item in parts}
+        if len(parts) != 2 or len(sources) != 1 or parts[0] is None or None in sources:
+            break
+        if parts[0].shapes[0].shape != maker.shape.shape or parts[0].params["start_indices"][axis] != sizes[1]:
+            break
+        (source,) = sources
+        rolls.append((maker.at, source, int(axis), sizes[0]))
+        maker = program.maker(source, "concatenate")
+    return rolls
+
+
+def _of(source: Value, by: tuple[int, ...] = (0,), axes: tuple[int, ...] = (0,)) -> Results:
+    """Return a value, shifted along some axes, as the results of an operation."""
+    return lambda read: [np.roll(np.asarray(read(source)), by, axes)]
 
 
 def of_padding(program: Program, operation: Operation) -> Iterator[ProgramChange]:
