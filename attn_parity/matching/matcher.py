@@ -97,7 +97,7 @@ def _found(pair: Pair, sides: tuple[object, object], rules: object, trials: Tria
 
 
 def _renamed(pairing: Pairing, trials: Trials) -> Iterator[str]:
-    """Yield a note on layers that only trial runs told apart, though a side has words for them: they may be exchanged.
+    """Yield a note on layers that only trial runs distinguish, though a side has words for them: they may be exchanged.
 
     So are those whose names have no word in common, and those that share a word with several layers, as `wi_0` and
     `wi_1` do with `wi_gate` and `wi_up`.

@@ -93,12 +93,16 @@ class Counter:
     """The siblings that one number of a name counts.
 
     Attributes:
-        word: the word that the number follows; "" where nothing names them, or Linen numbered them by class.
+        word: the word that the number follows; "" where nothing names them, or Linen numbered them by class; `ROOT`.
         sizes: elements below each sibling, in the order of their numbers.
     """
 
     word: str
     sizes: tuple[int, ...]
+
+
+ROOT = "(root)"
+"""Word of the numbers in a module that holds nothing but a list of modules, such as `nn.Sequential`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,6 +349,7 @@ def _renumbered(tensors: Sequence[Tensor]) -> tuple[list[str], list[list[Counter
 def _counter(key: str, sizes: Mapping[int, int]) -> Counter:
     last = key.partition(" of ")[0].removesuffix(".").rpartition(".")[2]
     word = "" if _AUTOMATIC.fullmatch(last) else last.strip("_0123456789")
+    word = word if key else ROOT
     return Counter(word, tuple(sizes[number] for number in sorted(sizes)))
 
 

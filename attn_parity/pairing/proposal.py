@@ -274,14 +274,14 @@ def _assigned(sides: TensorSides, settled: Sequence[Link], labels: Labels) -> tu
     if groups or is_apart:
         # Again with the layers of settled matrices: a bias fits any layer of its width, and only its matrix tells
         # which. A bias that this settles may settle the matrix of another layer in turn.
-        known: dict[str, str] = {}
-        while layers.keys() != known.keys():
-            known = layers
-            scores = likely + LAYER * sides.within(known)
+        before: dict[str, str] = {}
+        while layers.keys() != before.keys():
+            before = layers
+            scores = likely + LAYER * sides.within(before)
             assignment = best(scores)
             assert assignment is not None, "there was one before"
             groups = open_groups(scores, assignment)
-            layers = {**_settled_layers(sides, settled, assignment, groups), **known}
+            layers = {**_settled_layers(sides, settled, assignment, groups), **before}
         open_ones = {i for group in groups for i in group}
         settled_pairs = [(link.first, link.second) for link in settled]
         settled_pairs += [(sides.first[i], sides.second[j]) for i, j in enumerate(assignment) if i not in open_ones]

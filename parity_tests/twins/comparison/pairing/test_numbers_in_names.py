@@ -235,3 +235,37 @@ def test_a_name_made_of_a_class_pairs_nothing_against_the_order_of_use():
     port = LinenStem()
     report = compare(Stem(), (port, port.init(jax.random.key(0), x)), x, seeds=1)
     assert report.verdict == "equal", report.pairing
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.fc(self.norm(x)).tanh()
+
+
+class OtherResidual(nnx.Module):
+    def __init__(self):
+        self.norm = nnx.LayerNorm(WIDTH, epsilon=1e-5, rngs=nnx.Rngs(0))
+        self.fc = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return x + jnp.tanh(self.fc(self.norm(x)))
+
+
+class Residuals(nnx.Module):
+    def __init__(self, order):
+        self.layers, self.order = nnx.List([OtherResidual(), OtherResidual()]), order
+
+    def __call__(self, x):
+        for layer in self.order:
+            x = self.layers[layer](x)
+        return x
+
+
+@pytest.mark.parametrize(("order", "verdict"), [((0, 1), "equal"), ((1, 0), "different")])
+def test_the_numbers_of_a_sequence_without_a_name_are_those_of_a_list(order, verdict):
+    torch.manual_seed(0)
+    assert judge(nn.Sequential(Residual(), Residual()), Residuals(order)).verdict == verdict
