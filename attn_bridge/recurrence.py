@@ -20,9 +20,11 @@ FORMS: tuple[Form, ...] = ("chunked", "recurrent")
 CHUNK_SIZE = 64
 """Tokens of a chunk: within one, work grows with the square of their number."""
 
-# One core, 2,048 tokens, chunks of 4, 8, 16, 32 and 64: Kimi Delta Attention (8 heads of 64) takes 321, 572, 869, 1,650
-# and 3,300 ms, Mamba (512 channels of 16) 347, 365, 538, 711 and 844.
-CHANNEL_CHUNK_SIZE = 16
+# Two idle cores, Kimi Delta Attention's rule, 8 heads of 64, 4 rows of 512 tokens, by chunks of 4, 8, 16 and 32: torch
+# 69, 87, 184 and 341 ms, with gradients 246, 274, 476 and 846; JAX 55, 80, 144 and 267, with gradients 193, 202, 309 and
+# 530. One row in torch: 22, 21, 34 and 87, with gradients 71, 57, 93 and 220. Mamba (512 channels of 16, 2,048 tokens,
+# one core) takes 347, 365, 538 and 711.
+CHANNEL_CHUNK_SIZE = 8
 """Tokens of a chunk if every channel has a separate decay: a chunk holds a decay per channel and pair of tokens."""
 
 
