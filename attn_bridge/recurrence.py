@@ -21,9 +21,9 @@ CHUNK_SIZE = 64
 """Tokens of a chunk: within one, work grows with the square of their number."""
 
 # Two idle cores, Kimi Delta Attention's rule, 8 heads of 64, 4 rows of 512 tokens, by chunks of 4, 8, 16 and 32: torch
-# 69, 87, 184 and 341 ms, with gradients 246, 274, 476 and 846; JAX 55, 80, 144 and 267, with gradients 193, 202, 309 and
-# 530. One row in torch: 22, 21, 34 and 87, with gradients 71, 57, 93 and 220. Mamba (512 channels of 16, 2,048 tokens,
-# one core) takes 347, 365, 538 and 711.
+# 69, 87, 184 and 341 ms, with gradients 246, 274, 476 and 846; JAX 55, 80, 144 and 267, with gradients 193, 202, 309
+# and 530. One row in torch: 22, 21, 34 and 87, with gradients 71, 57, 93 and 220. Mamba (512 channels of 16, 2,048
+# tokens, one core) takes 347, 365, 538 and 711.
 CHANNEL_CHUNK_SIZE = 8
 """Tokens of a chunk if every channel has a separate decay: a chunk holds a decay per channel and pair of tokens."""
 

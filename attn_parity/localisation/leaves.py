@@ -472,8 +472,8 @@ def relative(pairs: Sequence[tuple[Array, Array]]) -> float:
     """Return the largest difference of some pairs of arrays, each relative to its largest value but for far entries."""
     largest = 0.0
     for pair in pairs:
-        one, two, scale = without_far_entries(*(x if is_float(x) else x.astype(np.float64) for x in pair))
-        largest = max(largest, distance(one, two) / (scale or 1.0))
+        first, second, scale = without_far_entries(*(x if is_float(x) else x.astype(np.float64) for x in pair))
+        largest = max(largest, distance(first, second) / (scale or 1.0))
     return largest
 
 

@@ -430,7 +430,7 @@ def _cleared(
 
 
 def _far_entries(tensors: Mapping[str, Aligned], truths: Mapping[str, tuple[str, Array]]) -> dict[str, FarEntries]:
-    """Return the far entries of outputs by name; without float64 results, the first side's own tell them."""
+    """Return the far entries of outputs by name, from float64 results, or the first side's own where there are none."""
     far = {}
     for name, tensor in tensors.items():
         if tensor.kind == "output" and is_float(tensor.first) and is_float(tensor.second):

@@ -241,8 +241,8 @@ def without_far_entries(first: Array, second: Array) -> tuple[Array, Array, floa
     far = FarEntries.of(first, (first,)) if first.shape == second.shape else None
     if far is None:
         return first, second, scale_of([first, second])
-    one, two = (far.scaled(wide(array).reshape(-1), 0).reshape(array.shape) for array in (first, second))
-    return one, two, far.scale
+    first, second = (far.scaled(wide(array).reshape(-1), 0).reshape(array.shape) for array in (first, second))
+    return first, second, far.scale
 
 
 def are_close(first: Sequence[Array], second: Sequence[Array], limit: float) -> bool:

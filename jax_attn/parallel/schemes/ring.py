@@ -26,8 +26,8 @@ from attn_bridge.sharding import turns
 
 from ... import implementations
 from ...implementations import KernelCall
-from ...implementations.backward_only import REASON, backward_only
 from ...implementations.block_operands import false_of, varying_alike
+from ...implementations.derivatives.backward_only import REASON, backward_only
 from ...implementations.reference import Drawn
 from ..block_masks import Views, columns, local_arrays, views_of
 
