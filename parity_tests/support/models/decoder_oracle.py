@@ -5,6 +5,7 @@ Models are built and run in `promoted` of the judge, in float64 throughout.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from pathlib import Path
@@ -800,6 +801,7 @@ def build(name: str, seed: int = 0) -> Any:
 
 def make(model_type: str, sizes: dict[str, Any], seed: int = 0) -> Any:
     """Return the same of a ``model_type`` and keys of a config.json."""
+    sizes = copy.deepcopy(sizes)  # a config writes into the dicts that it is given, and models share some
     config = transformers.AutoConfig.for_model(model_type, **sizes, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config).eval().double()
     lift(model)

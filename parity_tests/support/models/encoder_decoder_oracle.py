@@ -5,6 +5,7 @@ Models are built and run in `promoted` of the judge, in float64 throughout.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -107,7 +108,7 @@ class Oracle:
 def build(name: str, seed: int = 0) -> Any:
     """Return a model with weights that hide nothing: no zeros, no ones, in what is added to the logits either."""
     kind = name.partition("-")[0]
-    config = transformers.AutoConfig.for_model(kind, **MODELS[name])
+    config = transformers.AutoConfig.for_model(kind, **copy.deepcopy(MODELS[name]))
     auto = transformers.AutoModelForSpeechSeq2Seq if kind == "whisper" else transformers.AutoModelForSeq2SeqLM
     model = auto.from_config(config).eval().double()
     if kind.endswith("t5") and name.endswith("untied"):  # whatever the config says, a head is tied unless it is loaded

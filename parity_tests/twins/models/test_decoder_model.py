@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import operator
@@ -33,7 +34,7 @@ from torch_attn.backend import get_weights, to_numpy
 
 from ...support.calls import cover
 from ...support.calls.interpreted import by_numpy, run_by_numpy
-from ...support.models.decoder_oracle import DECODERS, TOKENS, Oracle, run
+from ...support.models.decoder_oracle import DECODERS, TOKENS, Oracle, build, run
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 NAMES = list(DECODERS)
@@ -106,6 +107,12 @@ def test_logits_and_hidden_states_are_those_of_transformers(side, name, padded):
     assert len(hidden) == len(oracle.hidden) - 1
     for one, wanted in zip(hidden, oracle.hidden, strict=False):
         assert_close(one, wanted, oracle.mask, 1e-10)
+
+
+def test_models_do_not_change_sizes_that_others_share():
+    before = copy.deepcopy(DECODERS)
+    build("phi4-multimodal")
+    assert before == DECODERS
 
 
 def test_a_base_without_a_head_is_refused(side, tmp_path):
