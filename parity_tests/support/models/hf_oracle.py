@@ -308,7 +308,8 @@ def run_layers(
 
 def build(case: Case, dtype: str, generator: torch.Generator) -> tuple[Any, torch.nn.Module]:
     """Return the config and the model of a case with weights that hide nothing: no zeros, no ones."""
-    config = transformers.AutoConfig.for_model(case.model_type, **copy.deepcopy(case.sizes), attn_implementation="eager")
+    sizes = copy.deepcopy(case.sizes)
+    config = transformers.AutoConfig.for_model(case.model_type, **sizes, attn_implementation="eager")
     model = transformers.AutoModel.from_config(config).eval().to(getattr(torch, dtype))
     for parameter in model.parameters():
         spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
