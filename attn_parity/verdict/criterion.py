@@ -7,7 +7,8 @@ Precision: the error of a side, its distance from its own float64 result, may be
     rms(error) <= 3 rms(error of the other) + floor    and    max|error| <= 5 max|error of the other| + floor
 
 The floor is half a unit in the last place of the tensor's largest value. A tensor that is zero in exact arithmetic is
-measured by the largest value of its kind (output, gradients of inputs, of matrices, of vectors).
+measured by the largest value of its kind (output, gradients of inputs, of matrices, of vectors). Entries that a mask
+sets to a large constant count as parts of themselves in both, and give no scale (`measures.FarEntries`).
 
 Samples come in groups, one draw and copies of it moved by a thousandth. Precision is pooled with equal weight per
 group: within one group a single ill-conditioned row can carry all of the error of a tensor, and whether its roundings
