@@ -42,7 +42,7 @@ def on_masked_rows(runner: Live, sample: Sample, fresh: Sample) -> str:
     if pair.effort.large or pair.lacks or pair.train:
         return ""
     runs = [runner.exact(side, sample, pair.dtype) for side in SIDES]
-    if _agree(runner, sample, runs, [np.ones(1, bool)] * len(runs[0].outputs)):  # all rows do, as far as is told here
+    if _agree(runner, sample, runs, [np.ones((), bool)] * len(runs[0].outputs)):  # all rows do, as far as is told here
         return ""
     tried: list[Array] = []
     for rows in _rows(runner, sample):
@@ -56,7 +56,7 @@ def on_masked_rows(runner: Live, sample: Sample, fresh: Sample) -> str:
         if len(tried) == MAX_TRIALS:
             break
         tried.append(rows)
-        elsewhere = [np.ones(1, bool) if one is None else one for one in kept]
+        elsewhere = [np.ones((), bool) if one is None else one for one in kept]
         if _agree(runner, sample, runs, elsewhere) and _agree(
             runner, fresh, [runner.exact(side, fresh, pair.dtype) for side in SIDES], elsewhere
         ):
