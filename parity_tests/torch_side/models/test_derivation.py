@@ -110,6 +110,7 @@ del PLANTED["laguna: moe_apply_router_weight_on_input not refused"]
 del PLANTED["gpt_bigcode: add_cross_attention not refused"], PLANTED["phi: qk_layernorm not refused"]
 del PLANTED["trocr: use_learned_position_embeddings not refused"]
 del PLANTED["granite: null of attention_multiplier not refused"]
+del PLANTED["glm_moe_dsa: null of q_lora_rank not refused"]
 # The class has no such key; files for other code have it.
 del PLANTED["internlm3: qkv_bias not refused"], PLANTED["internlm3: bias not refused"]
 del PLANTED["qwen2: attention_bias not refused"], PLANTED["gpt_oss: hidden_act not refused"]
