@@ -16,9 +16,6 @@ Ways = Iterator[tuple[str, Array]]
 FIT = 1e-9
 """Largest rest, relative to the largest value, of a relation that holds in float64."""
 
-DIFFERS = 1e-11
-"""Smallest relative difference that is one."""
-
 LARGEST = 1 << 17
 """Most elements of a tensor that a layer is computed on."""
 
@@ -81,11 +78,11 @@ class Case:
 
     @property
     def differs(self) -> bool:
-        """Whether the two are finite, of one shape and not the same."""
+        """Whether the two are finite, of one shape and further apart than `FIT`: below, they fit any relation."""
         if self.first.shape != self.second.shape or not self.first.size:
             return False
         finite = np.isfinite(self.first).all() and np.isfinite(self.second).all()
-        return bool(finite and float(np.abs(self.apart).max()) > DIFFERS * self.scale)
+        return bool(finite and float(np.abs(self.apart).max()) > FIT * self.scale)
 
 
 def first_fit(case: Case, ways: Ways) -> str:

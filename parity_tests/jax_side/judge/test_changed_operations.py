@@ -184,6 +184,10 @@ FAULTS = {
         lambda x: jnp.sin(x * TABLE),
         lambda x: jnp.sin(x * TABLE[:, [0, 2, 1, 3]]),
     ),
+    "the constant of shape (3, 4) negated": (
+        lambda x: jnp.exp(x + -TABLE),
+        lambda x: jnp.exp(x + TABLE),
+    ),
     "the constant of shape (3, 3) transposed": (
         lambda x: jnp.sin(x[..., :3] * TABLE[:, :3].T),
         lambda x: jnp.sin(x[..., :3] * TABLE[:, :3]),

@@ -1,4 +1,4 @@
-"""Outputs in which a mask sets entries to a large constant: beside it, the other entries and outputs are judged too."""
+"""Small differences: beside the large constant of a mask, and smaller than what hints take for agreement."""
 
 from __future__ import annotations
 
@@ -71,3 +71,28 @@ def test_differences_beside_a_large_constant_are_seen(constant, normalised, faul
 def test_a_hint_that_holds_beside_a_large_constant_alone_is_not_given():
     report = compare(Pointer(-1e9), FlaxPointer(-1e9, change=FAULTS["another output"]), INPUTS, seeds=2)
     assert "no key" not in (report.first_divergence.hint or "")
+
+
+class Shares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, query):
+        return torch.softmax(self.project(query), -1)
+
+
+class OtherShares(nnx.Module):
+    def __init__(self):
+        self.project = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+
+    def __call__(self, query):
+        scores = self.project(query)
+        powers = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+        return powers / powers.sum(-1, keepdims=True) + 1e-10
+
+
+def test_a_change_without_effect_does_not_explain_a_tiny_difference():
+    report = compare(Shares(), OtherShares(), {"query": INPUTS["query"]}, seeds=2)
+    assert report.verdict == "different"
+    assert report.first_divergence.hint is None
