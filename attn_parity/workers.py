@@ -19,11 +19,12 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
 
 from attn_bridge.backends import usable_cores
+from attn_bridge.signals import uninterrupted
 
 from .watch import end_children
 
@@ -71,7 +72,7 @@ def run(
     done: dict[int, _Outcome] = {}
     try:
         while len(crew) < jobs:
-            with _uninterrupted():
+            with uninterrupted():
                 crew.append(_Worker(function, threads=max(1, usable_cores() // jobs)))
         for worker in crew:
             worker.begin(*waiting.popleft())
@@ -85,7 +86,7 @@ def run(
                         worker.begin(*waiting.popleft())
             yield done.pop(position).value()
     finally:
-        with _uninterrupted():
+        with uninterrupted():
             for worker in crew:
                 worker.end()
 
@@ -164,16 +165,6 @@ def _how_it_ended(status: int) -> str:
     with contextlib.suppress(ValueError):
         return f"was ended by {signal.Signals(-status).name}"
     return f"was ended by signal {-status}"
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Block Ctrl-C. A process started inside never receives it: its parent decides when it ends."""
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 # ---- in the worker

@@ -9,6 +9,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from attn_bridge.signals import uninterrupted
 from attn_parity import workers
 
 Task = TypeVar("Task")
@@ -30,7 +31,7 @@ def run(function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Resul
     """
     found: dict[int, Result] = {}
     try:
-        with workers._uninterrupted():
+        with uninterrupted():
             _crew.extend(workers._Worker(function, threads=1) for _ in range(len(_crew), len(tasks)))
         for number, (worker, task) in enumerate(zip(_crew, tasks, strict=False)):
             worker._function = function

@@ -16,9 +16,10 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, Protocol, TextIO
 
+from ....signals import uninterrupted
 from ....whole_files import JsonObject
 from ... import copying
 from ...containers.base import CheckpointError, DiskFullError
@@ -214,7 +215,7 @@ class Processes(Watched):
     def __init__(self, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance):
         super().__init__(advance)
         try:
-            with _uninterrupted():
+            with uninterrupted():
                 for index in indices:  # all of them before there is a thread
                     share = functools.partial(write_share, prepared, job, run, index)
                     self._children.append(Fork(functools.partial(work_and_report, share), self._children))
@@ -230,16 +231,6 @@ class Processes(Watched):
         return alone and sys.platform.startswith("linux")
 
 
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold keyboard interrupts back: in a fork until it ignores them, and in its parent until it can be stopped."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 class Fork:
     """A forked process, with the interface of `subprocess.Popen`.
 
@@ -253,21 +244,21 @@ class Fork:
         foreign = [pipe.fileno() for other in others for pipe in (other.stdin, other.stdout)]
         life, self_life = os.pipe()
         read_end, write_end = os.pipe()
-        with warnings.catch_warnings(), _uninterrupted():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries, which hold none of our locks
-            self.pid = os.fork()
+        with uninterrupted():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # libraries' threads hold none of our locks
+                self.pid = os.fork()
             if not self.pid:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent is interrupted as well
-        if not self.pid:
-            status = 1
-            try:
-                for pipe in (self_life, read_end, *foreign):
-                    os.close(pipe)
-                staging.let_go()
-                with os.fdopen(write_end, "w", encoding="utf-8") as lines:
-                    status = work(life, lines)
-            finally:
-                os._exit(status)
+                status = 1
+                try:
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent is interrupted as well
+                    for pipe in (self_life, read_end, *foreign):
+                        os.close(pipe)
+                    staging.let_go()
+                    with os.fdopen(write_end, "w", encoding="utf-8") as lines:
+                        status = work(life, lines)
+                finally:
+                    os._exit(status)
         os.close(life)
         os.close(write_end)
         self.stdin: BinaryIO = os.fdopen(self_life, "wb")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import os
 import shutil
@@ -109,11 +110,14 @@ def test_an_interrupt_while_workers_start_ends_them_and_leaves_nothing(tmp_path,
     started, fork, hear = [], os.fork, Processes._hear
 
     def interrupt():
-        os.kill(os.getpid(), signal.SIGINT)
+        _thread.interrupt_main()  # also where the main thread blocks it: the system gives it to one that does not
 
     def forked():
         child = fork()
-        interrupt()  # in the worker, too, as a keyboard does
+        if child:
+            interrupt()
+        else:
+            os.kill(os.getpid(), signal.SIGINT)  # a keyboard interrupts all processes
         return child
 
     def heard(workers, names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import signal
@@ -92,6 +93,20 @@ def test_an_interrupt_leaves_no_process_and_no_word_from_one(whom, tmp_path):
     assert parent.communicate(timeout=600) == ("", "interrupted\n")
     assert parent.returncode == 130
     assert not _alive(processes)
+
+
+def test_an_interrupt_while_a_process_starts_waits_until_it_can_be_ended(monkeypatch):
+    started, popen = [], subprocess.Popen
+
+    def interrupted(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        _thread.interrupt_main()  # also where the main thread blocks it: the system gives it to one that does not
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(workers.run(worker_tasks.echo, range(2), jobs=2))
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 @shows_processes
