@@ -41,7 +41,8 @@ def check_complete(
         base: name -> header of the base's tensors.
 
     Raises:
-        CheckpointError: a module of ``modules_to_save`` that the base has, or a bias of ``lora_bias``, is missing.
+        CheckpointError: a module of ``modules_to_save`` that the base has, or a bias of ``lora_bias``, is missing; or a
+            layer has a LoRA that ``target_modules`` leaves out, which peft would not load.
     """
     saved = [name for name, change in changes.items() if change.replacement]
     for module in config.saved:
@@ -52,6 +53,12 @@ def check_complete(
         is_linear = change.down and not change.down.endswith(OF_TABLES)
         if config.is_biased and is_linear and change.layer not in biased:
             raise bad(path, f"{printable(change.layer)} lacks lora_B.bias, which lora_bias asks for")
+    kinds = {target.rpartition(".")[2] for target in config.targets}
+    for change in changes.values():
+        if kinds and change.down and change.layer.rpartition(".")[2] not in kinds:
+            raise bad(path, f"holds a LoRA of {printable(change.layer)}, and target_modules of its config "
+                      f"({printable(', '.join(config.targets), 80)}) leaves that layer out: peft loads the LoRA only "
+                      "if target_modules names the layer")  # fmt: skip
     endings = tuple(f".{target}.weight" for target in config.targets)
     layers = [
         name.removesuffix(".weight")

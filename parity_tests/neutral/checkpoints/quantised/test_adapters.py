@@ -257,6 +257,11 @@ REFUSED = {
     "a turned Linear": (matrices(OTHER, 6, 10), {}, f"is (10, 6), {OTHER}.weight (6, 10) of the base is its transpose"),
     "a module that was not saved": ({}, {"modules_to_save": ["lm_head"]}, "lacks lm_head, which modules_to_save names"),
     "biases that were not saved": ({}, {"lora_bias": True}, "lacks lora_B.bias, which lora_bias asks for"),
+    "a LoRA of another layer": (
+        matrices(QUERY, 6, 6),
+        {"target_modules": ["model.layers.0.mlp.down_proj", "k_proj"]},
+        f"holds a LoRA of {QUERY}, and target_modules of its config (model.layers.0.mlp.down_proj, k_proj) leaves that",
+    ),
     "a broken pattern": ({}, {"rank_pattern": {"a(": 1}}, "the pattern a( is malformed"),
 }
 
