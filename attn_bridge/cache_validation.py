@@ -71,6 +71,16 @@ def check_cache_sizes(batch_size: int, capacity: int, rolling: int | None = None
     return capacity if rolling is None else min(capacity, rolling)
 
 
+def check_rows(batch: int, rows: int) -> None:
+    """Check that the input has as many sequences as the cache.
+
+    Raises:
+        ValueError: the numbers differ.
+    """
+    if batch != rows:
+        raise ValueError(f"batch of x ({batch}) must be the batch of the cache ({rows})")
+
+
 def check_cached(cache: Shape, new: Shape) -> None:
     """Check new keys or values against those in a cache, ``(B, S, K, D)``: all sizes except S must be equal.
 

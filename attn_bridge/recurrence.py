@@ -132,16 +132,6 @@ def check_states(state: Shape, conv_state: Shape | None, shapes: tuple[Shape, Sh
         raise ValueError(f"cache must be what init_cache of the module returns: rows of {expected}, got {got}")
 
 
-def check_rows(batch: int, rows: int) -> None:
-    """Check that the input has as many sequences as the cache.
-
-    Raises:
-        ValueError: the numbers differ.
-    """
-    if batch != rows:
-        raise ValueError(f"batch of x ({batch}) must be the batch of the cache ({rows})")
-
-
 def check_trim(length: int, tokens: int) -> None:
     """Check the length to which a state is to be trimmed.
 

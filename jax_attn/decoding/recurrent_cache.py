@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from attn_bridge import cache_validation
-from attn_bridge.recurrence import check_rows, check_states, check_trim
+from attn_bridge.recurrence import check_states, check_trim
 from attn_bridge.validation import check_integer
 
 from . import running
@@ -91,7 +91,7 @@ class RecurrentCache:
                 other tokens.
                 Inside ``jax.jit`` the last two are seen when the compiled function runs, which gives NaN besides.
         """
-        check_rows(rows, self.state.shape[0])
+        cache_validation.check_rows(rows, self.state.shape[0])
         if shapes is not None:
             conv_shape = None if self.conv_state is None else tuple(self.conv_state.shape)
             check_states(tuple(self.state.shape), conv_shape, shapes)

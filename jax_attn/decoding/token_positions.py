@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from attn_bridge import validation
+from attn_bridge import cache_validation, validation
 from attn_bridge.masks import Mask, left_padding
 from attn_bridge.specs import Rotary
 
@@ -40,7 +40,7 @@ def positions_of(
 
     Raises:
         TypeError: positions that are not integers.
-        ValueError: positions of another shape, or none for a `Rotary` of images.
+        ValueError: positions of another shape, or none for a `Rotary` of images; another batch than that of the cache.
     """
     batch, tokens, _ = x.shape
     rows = position.num_rows if isinstance(position, Rotary) else 0
@@ -54,6 +54,8 @@ def positions_of(
     length = 0 if cache is None else cache.length
     numbers = jnp.arange(tokens, dtype=jnp.int32)
     continues = hasattr(cache, "positions") and not (running.is_known(length) and int(length) == 0)
+    if continues:  # or a batch of 1 would be broadcast to the rows of the cache
+        cache_validation.check_rows(batch, cache.positions.shape[0])
     first = cache.next_positions() if continues else length
     padding = _left_padding(attention_mask, batch)
     if padding is None:

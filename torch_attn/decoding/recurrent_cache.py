@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.types import Device
 
 from attn_bridge import cache_validation
-from attn_bridge.recurrence import check_rows, check_states, check_trim
+from attn_bridge.recurrence import check_states, check_trim
 
 from .. import functional, recomputation
 from ..shards import beside
@@ -91,7 +91,7 @@ class RecurrentCache:
                 other tokens.
             RuntimeError: a checkpoint repeats the call in a backward pass.
         """
-        check_rows(rows, self.state.shape[0])
+        cache_validation.check_rows(rows, self.state.shape[0])
         if shapes is not None:
             conv_shape = None if self.conv_state is None else tuple(self.conv_state.shape)
             check_states(tuple(self.state.shape), conv_shape, shapes)
