@@ -6,11 +6,14 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, ParamSpec, Protocol, TypeVar
 
+import torch
 from torch import nn
 
 from attn_bridge.foreign_names import advice, foreign_names
 from attn_bridge.specs.base import Config
 from attn_bridge.specs.summary import summarize
+
+from .decoding.rollback import restorer
 
 Forward = TypeVar("Forward", covariant=True)
 Result = TypeVar("Result")
@@ -48,7 +51,7 @@ class Layer(nn.Module):
     else:
 
         def __call__(self, *arguments: object, **options: object) -> object:
-            """Run `forward` and the hooks.
+            """Run `forward` and the hooks; if they raise, `cache` has the tokens that it had before.
 
             Raises:
                 TypeError: a keyword of another library.
@@ -57,7 +60,15 @@ class Layer(nn.Module):
             for name in options:
                 if name in self._foreign_names:
                     raise TypeError(advice(type(self).__name__, name, inspect.signature(self.forward).parameters))
-            return super().__call__(*arguments, **options)
+            cache = options.get("cache")
+            if cache is None or torch.compiler.is_compiling():
+                return super().__call__(*arguments, **options)
+            restore = restorer(cache, options.get("attention_mask") is not None)
+            try:
+                return super().__call__(*arguments, **options)
+            except BaseException:  # an interrupt, too
+                restore()
+                raise
 
     def extra_repr(self) -> str:
         """Return sizes, mask and positions, as the config has them, for ``repr``."""

@@ -22,10 +22,11 @@ JAX, TORCH = ROOT / "jax_attn", ROOT / "torch_attn"
 ONLY_JAX = {"linear.py", "decoding/running.py"}
 ONLY_TORCH = {"checkpoints/book.py", "checkpoints/undrawn.py", "threefry.py"}
 ONLY_TORCH |= {"shards.py", "checkpoints/shared_weights.py", "recomputation.py", "decoding/trees.py"}
+ONLY_TORCH |= {"decoding/rollback.py"}
 """Files without a twin: torch's initial weights for Flax, checks that wait for a jit to run; the mask buffers in the
 book's checkpoints, modules for which nothing is drawn, Flax's random bits for torch, what a `DTensor` is put together
-by, draws that are repeated when activations are recomputed, which JAX does itself, and caches as trees, which Flax's
-are."""
+by, draws that are repeated when activations are recomputed, which JAX does itself, caches as trees, which Flax's
+are, and caches of calls that failed, which Flax's calls do not write to."""
 
 JAX_ARGUMENTS, TORCH_ARGUMENTS = {"rngs", "param_dtype", "dtype", "device", "layers"}, {"rngs", "device", "dtype"}
 """Arguments that may stand on one side alone."""

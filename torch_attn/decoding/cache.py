@@ -20,6 +20,7 @@ from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full, left_paddi
 
 from .. import functional, recomputation
 from ..shards import beside
+from . import rollback
 from .trees import register
 
 
@@ -163,6 +164,7 @@ class KeyValueCache:
         first, tokens = self.length, key.shape[1]
         if not torch.compiler.is_compiling():
             recomputation.check_cache(self, first)
+            rollback.check_whole(self)
         cache_validation.check_room(first, tokens, self.capacity)
         length = first + tokens
         if positions is None:
@@ -212,6 +214,9 @@ class KeyValueCache:
         cache_validation.check_cached(tuple(self.value.shape), tuple(value.shape))
         cache_validation.check_room(0, key.shape[1], self.capacity)
         hidden, _ = self._split(full(), attention_mask, key.shape[1])
+        if self.length and not torch.compiler.is_compiling():  # the old arrays stay for a call that fails
+            for name in ("key", "value", "positions", "visible", "padding"):
+                setattr(self, name, getattr(self, name).clone())
         return self.trim(0).append(key, value, mask=full(), attention_mask=hidden)[0]
 
     def _check_mask(self, mask: Mask, num_heads: int | None, tokens: int, length: int) -> None:
@@ -343,6 +348,8 @@ class KeyValueCache:
             self.visible[:, length:].fill_(True)
         self.padding.clamp_(max=length)
         self._advance(length)
+        if length == 0 and not torch.compiler.is_compiling():
+            rollback.mark_whole(self)
         return self
 
     def reorder(self, indices: Int[Tensor, "B"]) -> KeyValueCache:
