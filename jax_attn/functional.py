@@ -26,6 +26,7 @@ from attn_bridge.foreign_names import names_ours
 from attn_bridge.masks import Mask, as_mask, counting_tokens
 from attn_bridge.masks.positions import Full
 from attn_bridge.sharding.heads import check_width
+from attn_bridge.sharding.linear_layers import check_bias
 
 from . import implementations
 from .linear import Linear
@@ -360,6 +361,9 @@ def cache_options(layer: nnx.Module) -> dict[str, Any]:
 def project_heads(x: Float[Array, "B T D"], heads: Sequence[nnx.Module]) -> list[Float[Array, "B T H C"]]:
     """Return query, key and value of all heads of `MultiHeadAttentionWrapper`, each ``(B, T, H, C)``."""
     layers = [getattr(head, name) for name in ("W_query", "W_key", "W_value") for head in heads]
+    for layer in layers:
+        if isinstance(layer, nnx.Linear) and layer.bias is not None:
+            check_bias("a head", layer.bias.shape[0], layer.kernel.shape[-1])
     joint = jnp.concatenate([layer(x) for layer in layers], -1)
     check_width("all heads' projections", joint.shape[-1], 3 * len(heads) * heads[0].config.d_out)
     return list(rearrange(joint, "b t (n h c) -> n b t h c", n=3, h=len(heads)))

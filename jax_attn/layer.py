@@ -7,7 +7,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import jax
@@ -15,6 +15,7 @@ from flax import nnx
 from jax import Array
 
 from attn_bridge.foreign_names import names_ours
+from attn_bridge.sharding.linear_layers import check_bias, misfit
 
 from .random import TorchRngs
 
@@ -186,15 +187,55 @@ def _takes_mode(call: Callable[..., Result]) -> Callable[..., Result]:
     ) -> Result:
         if deterministic is not None or rngs is not None:
             module = _in_mode(module, deterministic, rngs)
-        precision = getattr(module, "precision", None)
-        if precision is None:
-            return call(module, *arguments, **options)
-        with matmul_precision(precision):
-            return call(module, *arguments, **options)
+        _check_biases(module)
+        try:
+            with matmul_precision(getattr(module, "precision", None)):
+                return call(module, *arguments, **options)
+        except TypeError as error:
+            reason = _misfit(module, error)
+            if reason is None:
+                raise
+            raise ValueError(reason) from None
 
     added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _MODE]
     run.__dict__["__signature__"] = inspect.Signature([*parameters, *added])  # shown by `help`
     return run
+
+
+_PRODUCT = "dot_general requires contracting dimensions to have the same shape"
+"""Part of the message of a product of other widths."""
+
+
+def _check_biases(module: nnx.Module) -> None:
+    """Refuse a bias of a single number in a linear layer of the module, which JAX would broadcast."""
+    for path, layer in _linear_layers(module):
+        if layer.bias is not None and layer.bias.size == 1:
+            check_bias(path, 1, layer.kernel.shape[-1])
+
+
+def _linear_layers(module: nnx.Module, path: str = "") -> Iterator[tuple[str, nnx.Linear]]:
+    """Yield paths and linear layers of a module and of its parts; a `Layer` among them checks its own."""
+    parts = enumerate(module) if isinstance(module, nnx.List) else vars(module).items()
+    for name, part in parts:
+        if isinstance(part, nnx.Linear):
+            yield f"{path}{name}", part
+        elif isinstance(part, nnx.Module) and not isinstance(part, Layer):
+            yield from _linear_layers(part, f"{path}{name}.")
+
+
+def _misfit(module: nnx.Module, error: BaseException) -> str | None:
+    """Return which linear layer in a module an error of a product is about; None for other errors."""
+    if _PRODUCT not in str(error):
+        return None
+    layers = {
+        ".".join(map(str, path)): layer for path, layer in nnx.iter_modules(module) if isinstance(layer, nnx.Linear)
+    }
+    widths = {path: (*layer.kernel.shape, _length(layer.bias)) for path, layer in layers.items()}
+    return misfit(getattr(module, "config", None), widths)
+
+
+def _length(bias: nnx.Param | None) -> int | None:
+    return None if bias is None else bias.shape[0]
 
 
 def _in_mode(module: nnx.Module, deterministic: bool | None, rngs: DropoutSource | None) -> nnx.Module:

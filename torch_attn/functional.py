@@ -22,6 +22,7 @@ from attn_bridge.foreign_names import names_ours
 from attn_bridge.masks import Mask, as_mask, counting_tokens
 from attn_bridge.masks.positions import Full
 from attn_bridge.sharding.heads import check_width
+from attn_bridge.sharding.linear_layers import check_bias
 
 from . import implementations
 from .operations.autocast import without_autocast
@@ -393,6 +394,8 @@ def project_heads(x: Float[Tensor, "B T D"], heads: Sequence[nn.Module]) -> list
     layers = [getattr(head, name) for name in ("W_query", "W_key", "W_value") for head in heads]
     plain = all(type(layer) is nn.Linear and is_plain(layer) for layer in layers)
     if plain and all((layer.bias is None) == (layers[0].bias is None) for layer in layers):
+        for layer in layers if layers[0].bias is not None else ():
+            check_bias("a head", layer.bias.shape[0], layer.weight.shape[0])
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         joint = nn.functional.linear(x, torch.cat([layer.weight for layer in layers]), bias)
     else:

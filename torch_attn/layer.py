@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from attn_bridge.foreign_names import advice, foreign_names
+from attn_bridge.sharding.linear_layers import check_bias, misfit
 from attn_bridge.specs.base import Config
 from attn_bridge.specs.summary import summarize
 
@@ -55,20 +56,24 @@ class Layer(nn.Module):
 
             Raises:
                 TypeError: a keyword of another library.
+                ValueError: a linear layer that replaced a projection takes another width, or has another bias.
             """
             # No decorator of `forward`: `torch.fx` reads its code.
             for name in options:
                 if name in self._foreign_names:
                     raise TypeError(advice(type(self).__name__, name, inspect.signature(self.forward).parameters))
-            cache = options.get("cache")
-            if cache is None or torch.compiler.is_compiling():
+            if torch.compiler.is_compiling():
                 return super().__call__(*arguments, **options)
-            restore = restorer(cache, options.get("attention_mask") is not None)
+            _check_biases(self)
+            restore = restorer(options.get("cache"), options.get("attention_mask") is not None)
             try:
                 return super().__call__(*arguments, **options)
-            except BaseException:  # an interrupt, too
+            except BaseException as error:  # an interrupt, too
                 restore()
-                raise
+                reason = _misfit(self, error)
+                if reason is None:
+                    raise
+                raise ValueError(reason) from None
 
     def extra_repr(self) -> str:
         """Return sizes, mask and positions, as the config has them, for ``repr``."""
@@ -90,6 +95,33 @@ class Layer(nn.Module):
 
     def _reset_own(self) -> None:
         """Redraw the module's own parameters, without those of its children."""
+
+
+_PRODUCTS = ("shapes cannot be multiplied", "Sizes of tensors must match", "The expanded size of the tensor")
+"""Parts of the messages of products of other widths."""
+
+
+def _check_biases(module: nn.Module, path: str = "") -> None:
+    """Refuse a bias of a single number in a linear layer of the module, which torch would broadcast."""
+    for name, layer in module.named_children():
+        if type(layer) is nn.Linear:
+            if layer.bias is not None and layer.bias.numel() == 1:
+                check_bias(f"{path}{name}", 1, layer.weight.shape[0])
+        elif type(layer) is nn.ModuleList and any(type(each) is nn.Linear for each in layer):
+            _check_biases(layer, f"{name}.")
+
+
+def _misfit(module: nn.Module, error: BaseException) -> str | None:
+    """Return which linear layer in a module an error of a product is about; None for other errors."""
+    if not isinstance(error, RuntimeError) or not any(part in str(error) for part in _PRODUCTS):
+        return None
+    layers = {path: layer for path, layer in module.named_modules() if type(layer) is nn.Linear}
+    widths = {path: (*reversed(layer.weight.shape), _length(layer.bias)) for path, layer in layers.items()}
+    return misfit(getattr(module, "config", None), widths)
+
+
+def _length(bias: nn.Parameter | None) -> int | None:
+    return None if bias is None else bias.shape[0]
 
 
 def _reset_parts(module: nn.Module) -> None:

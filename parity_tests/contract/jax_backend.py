@@ -60,6 +60,13 @@ def halve(layer: nnx.Linear, half: int, side: str) -> None:
             setattr(layer, name, nnx.Param(jnp.split(array[...], 2, axis)[half]))
 
 
+def stock_linear(inputs: int, outputs: int, bias: int) -> nnx.Linear:
+    """Return Flax's linear layer with a bias of a width."""
+    layer = nnx.Linear(inputs, outputs, rngs=nnx.Rngs(0))
+    layer.bias = nnx.Param(jnp.ones(bias))
+    return layer
+
+
 def keep_first(layer: nnx.Linear) -> None:
     """Keep the first output of a linear layer alone."""
     for name in ("kernel", "bias"):

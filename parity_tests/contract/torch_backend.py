@@ -50,6 +50,13 @@ def halve(layer: nn.Linear, half: int, side: str) -> None:
             setattr(layer, name, nn.Parameter(array.detach().chunk(2, axis)[half]))
 
 
+def stock_linear(inputs: int, outputs: int, bias: int) -> nn.Linear:
+    """Return torch's linear layer with a bias of a width."""
+    layer = nn.Linear(inputs, outputs)
+    layer.bias = nn.Parameter(torch.ones(bias))
+    return layer
+
+
 def keep_first(layer: nn.Linear) -> None:
     """Keep the first output of a linear layer alone."""
     for name, array in list(layer.named_parameters()):
