@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ...printable import printable
@@ -40,7 +40,7 @@ ADDED_INPUTS = (
 )
 """Values of ``peft_type`` that add inputs or keys and change no weight."""
 
-UNMERGED_TYPES = ("POLY", "XLORA", "SHADOW", "BEFT")
+UNMERGED_TYPES = ("POLY", "XLORA", "SHADOW", "BEFT", "LILY")
 """Values of ``peft_type`` that depend on the input, which PEFT does not merge."""
 
 INERT = frozenset(
@@ -69,6 +69,20 @@ The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the adapter's first values
 BY_PEFT = "merge_and_unload of peft merges it: save what it returns, and convert that"
 """Advice for adapters that PEFT can merge."""
 
+BY_PEFT_APART = (
+    "merge_and_unload of peft merges it only where the base's head and embeddings are not tied, as it changes both of "
+    "a tied pair: save what it returns, and convert that"
+)
+"""The same for adapters that may change the head or the embeddings.
+
+PEFT merges into the memory that tied layers share, without an error (0.21): the model that it returns computes other
+outputs than the one with the adapter in it.
+"""
+
+EMBEDDINGS = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embed_in", "shared")
+HEADS = ("lm_head", "embed_out", "output", "proj_out", "decoder")
+"""Names of the layers that a config may tie to each other."""
+
 NARROWER = ("layers_to_transform", "exclude_modules")
 """Keys that exclude layers from those that ``target_modules`` names."""
 
@@ -94,6 +108,8 @@ class LoraConfig:
         is_biased: whether each LoRA has a trained bias.
         targets: endings of the names of all layers with a LoRA; () if the config selects them in another way.
         saved: modules that were trained whole.
+        is_tying: whether a LoRA of a tied head or of the embeddings is also that of the other.
+        advice: the way to merge what is refused here, as the end of an error.
     """
 
     rank: int
@@ -106,6 +122,8 @@ class LoraConfig:
     is_biased: bool
     targets: tuple[str, ...]
     saved: tuple[str, ...]
+    is_tying: bool
+    advice: str
 
     @classmethod
     def of(cls, path: Path, data: bytes) -> LoraConfig:
@@ -129,6 +147,8 @@ class LoraConfig:
             _switch(path, document, "lora_bias"),
             () if any(document.get(key) for key in NARROWER) else _texts(document.get("target_modules")),
             _texts(document.get("modules_to_save")),
+            _switch(path, document, "ensure_weight_tying"),
+            _advice(document),
         )
 
     def check_layer(self, path: Path, layer: str) -> None:
@@ -162,7 +182,7 @@ def _check_method(path: Path, document: Mapping[str, object]) -> None:
     if kind is None and "fine_tune_type" in document:
         raise bad(path, "is an adapter of mlx_lm and is not merged; mlx_lm.fuse merges it: convert what that writes")
     if kind != "LORA":
-        raise bad(path, f"peft_type ({printable(kind, 40)}) must be LORA; {BY_PEFT}")
+        raise bad(path, f"peft_type ({printable(kind, 40)}) must be LORA; {_advice(document)}")
     unmergeable = next((name for key, name in UNMERGEABLE.items() if document.get(key)), None)
     if unmergeable is not None:
         raise bad(path, f"is an adapter with {unmergeable}: it can't be merged, by peft neither")
@@ -173,7 +193,21 @@ def _check_method(path: Path, document: Mapping[str, object]) -> None:
     keys = (*INERT, *REFUSED, *UNMERGEABLE)
     names += [f"{printable(key, 80)}, which is not known," for key in document if document[key] and key not in keys]
     if names:
-        raise bad(path, f"is an adapter with {names[0]} and is not merged; {BY_PEFT}")
+        raise bad(path, f"is an adapter with {names[0]} and is not merged; {_advice(document)}")
+
+
+def advice_for(layers: Iterable[str]) -> str:
+    """Return the way to merge an adapter of some layers with PEFT, as the end of an error."""
+    is_apart = any(layer.rpartition(".")[2] in (*EMBEDDINGS, *HEADS) for layer in layers)
+    return BY_PEFT_APART if is_apart else BY_PEFT
+
+
+def _advice(document: Mapping[str, object]) -> str:
+    """Return the way to merge with PEFT; a pattern of names may name the head or the embeddings, too."""
+    targets = document.get("target_modules")
+    if isinstance(targets, str):
+        return BY_PEFT_APART
+    return advice_for((*_texts(targets), *_texts(document.get("modules_to_save"))))
 
 
 def _switch(path: Path, document: Mapping[str, object], key: str) -> bool:

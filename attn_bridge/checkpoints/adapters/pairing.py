@@ -9,7 +9,7 @@ from pathlib import Path
 from ...printable import printable
 from ..containers.base import CheckpointError, TensorInfo
 from ..containers.files import bad
-from .config import BY_PEFT, LoraConfig
+from .config import EMBEDDINGS, HEADS, LoraConfig
 from .unmerged import FRONT, check_of_peft
 
 ENDINGS = {
@@ -27,10 +27,6 @@ OF_TABLES = ".lora_embedding_A"
 CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 CONV1D_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
 """Layers whose matrices `transformers` stores as (inputs, outputs)."""
-
-EMBEDDINGS = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embed_in", "shared")
-HEADS = ("lm_head", "embed_out", "output")
-"""Names of the layers that a config may tie to each other."""
 
 TRIES = 16
 """Names of an adapter to look up in the base to find the difference in prefixes; the first few may be absent."""
@@ -88,7 +84,7 @@ def pair(
     """
     parts: dict[str, dict[str, str]] = {}
     for name in adapter:
-        own, field, target = parsed(path, name)
+        own, field, target = parsed(path, name, config)
         if field in parts.setdefault(target, {"layer": own}):
             raise bad(path, f"{printable(name)} and {printable(parts[target][field])} are for the same tensor")
         parts[target][field] = name
@@ -98,7 +94,7 @@ def pair(
         _check_ties(path, parts)
     vectors = [target for target, fields in parts.items() if "vector" in fields]
     replaced = [target for target, fields in parts.items() if "replacement" in fields]
-    strip, add = _front(path, [target for target in parts if target not in vectors], base, replaced)
+    strip, add = _front(path, [target for target in parts if target not in vectors], base, replaced, config)
     _check_vectors(path, _missing(vectors, (strip, add), base))
     changes = {}
     for target, fields in parts.items():
@@ -111,7 +107,7 @@ def pair(
     return _turned(path, changes, adapter, config, base, model)
 
 
-def parsed(path: Path, name: str) -> tuple[str, str, str]:
+def parsed(path: Path, name: str, config: LoraConfig) -> tuple[str, str, str]:
     """Return the layer, the field of `AdapterChange`, and the name of the base's tensor for a name of the adapter."""
     own = name.removeprefix(FRONT)
     for ending, (field, of_base) in ENDINGS.items():
@@ -119,13 +115,13 @@ def parsed(path: Path, name: str) -> tuple[str, str, str]:
             return own.removesuffix(ending), field, own.removesuffix(ending) + of_base
     check_of_peft(path, name)
     if any(part.startswith("lora_") or part == "token_adapter" for part in own.split(".")):
-        raise bad(path, f"{printable(name)} is of a kind of adapter that is not merged; {BY_PEFT}")
+        raise bad(path, f"{printable(name)} is of a kind of adapter that is not merged; {config.advice}")
     plain = own.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
     return plain.rpartition(".")[0], "replacement", plain
 
 
 def _front(
-    path: Path, targets: list[str], base: Mapping[str, TensorInfo], replaced: Collection[str]
+    path: Path, targets: list[str], base: Mapping[str, TensorInfo], replaced: Collection[str], config: LoraConfig
 ) -> tuple[str, str]:
     """Return the prefixes to remove from and to add to the adapter's names to get those of the base.
 
@@ -136,6 +132,7 @@ def _front(
         targets: names that must be in the base.
         base: name -> header of the base's tensors.
         replaced: those of `targets` that the adapter replaces.
+        config: the adapter's config.
     """
     ways = next(filter(None, (_ways(target, base) for target in targets[:TRIES])), [])
     fitting = [way for way in ways if not _missing(targets, way, base)]
@@ -145,17 +142,19 @@ def _front(
         raise bad(path, f"{printable(targets[0])} may be one of {len(fitting)} tensors of the base; --strip takes one "
                   "model")  # fmt: skip
     missing = min((_missing(targets, way, base) for way in ways), key=len, default=targets)
-    _check_trained(path, missing, replaced, len(targets))
+    _check_trained(path, missing, replaced, len(targets), config)
     more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
     raise bad(path, f"is for another base: {printable(missing[0])}, which it changes, is not in the base{more}")
 
 
-def _check_trained(path: Path, missing: Collection[str], replaced: Collection[str], count: int) -> None:
+def _check_trained(
+    path: Path, missing: Collection[str], replaced: Collection[str], count: int, config: LoraConfig
+) -> None:
     """Refuse modules that were trained for another task and that the base lacks, such as a classifier."""
     if missing and len(missing) < count and all(name in replaced for name in missing):
         name = next(iter(missing))
         raise bad(path, f"trained {printable(name)} (modules_to_save), which the base lacks: a head of another task "
-                  f"is not added to it; {BY_PEFT}")  # fmt: skip
+                  f"is not added to it; {config.advice}")  # fmt: skip
 
 
 def _check_vectors(path: Path, missing: Collection[str]) -> None:
@@ -215,7 +214,7 @@ def _change(
         norms = adapter[change.magnitude]
         if not change.down or change.down.endswith(OF_TABLES) or norms.shape != adapter[change.up].shape[:1]:
             raise bad(path, f"{printable(norms.name)} {norms.shape} must have the norm of each output of a Linear; "
-                      f"others are not merged here, {BY_PEFT}")  # fmt: skip
+                      f"others are not merged here, {config.advice}")  # fmt: skip
     if not change.down and not change.vector:
         return change
     config.check_layer(path, change.layer)
@@ -224,7 +223,7 @@ def _change(
         rank = config.rank_of(change.layer)
         if len(down.shape) > 2:
             raise bad(path, f"{printable(down.name)} {down.shape} is of a convolution, which is not merged here; "
-                      f"{BY_PEFT}")  # fmt: skip
+                      f"{config.advice}")  # fmt: skip
         if len(down.shape) != 2 or len(up.shape) != 2 or (down.shape[0], up.shape[1]) != (rank, rank):
             raise bad(path, f"{printable(down.name)} {down.shape} and {printable(up.name)} {up.shape} must be matrices "
                       f"of rank {rank}, as its config has it")  # fmt: skip

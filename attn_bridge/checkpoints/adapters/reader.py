@@ -18,7 +18,7 @@ from ..containers.remote import is_there
 from ..containers.sources import inside, read_file
 from ..manifest import new_digest
 from ..readers import Renamed, Wrapped
-from .config import CONFIG, MAX_BYTES, LoraConfig, check_there
+from .config import CONFIG, EMBEDDINGS, HEADS, MAX_BYTES, LoraConfig, check_there
 from .pairing import FLOATS, OF_TABLES, AdapterChange, pair, parsed
 from .unmerged import FILES
 
@@ -54,8 +54,9 @@ def check_complete(
         if config.is_biased and is_linear and change.layer not in biased:
             raise bad(path, f"{printable(change.layer)} lacks lora_B.bias, which lora_bias asks for")
     kinds = {target.rpartition(".")[2] for target in config.targets}
+    tied = (*EMBEDDINGS, *HEADS) if config.is_tying else ()  # peft adds the other of the two to no list
     for change in changes.values():
-        if kinds and change.down and change.layer.rpartition(".")[2] not in kinds:
+        if kinds and change.down and change.layer.rpartition(".")[2] not in (*kinds, *tied):
             raise bad(path, f"holds a LoRA of {printable(change.layer)}, and target_modules of its config "
                       f"({printable(', '.join(config.targets), 80)}) leaves that layer out: peft loads the LoRA only "
                       "if target_modules names the layer")  # fmt: skip
@@ -342,7 +343,7 @@ def untied(reader: Reader, adapter: LoraAdapter, config: Mapping[str, object]) -
     A base whose head has no usual name is returned as it is.
     """
     names = [name for name in reader.tensors if name.endswith(TABLES)]
-    changed = {target for name in adapter.reader.tensors for target in [parsed(adapter.path, name)[2]]}
+    changed = {target for name in adapter.reader.tensors for target in [parsed(adapter.path, name, adapter.config)[2]]}
     ends = {".".join(name.split(".")[-2:]) for name in changed}
     if len(names) != 1 or not ends & {"lm_head.weight", ".".join(names[0].split(".")[-2:])}:
         return reader

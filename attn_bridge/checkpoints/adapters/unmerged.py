@@ -11,7 +11,7 @@ from ..containers.files import bad, parse_json
 from ..containers.remote import is_there
 from ..containers.sources import inside, read_file
 from ..readers import Filtered
-from .config import CONFIG, MAX_BYTES, LoraConfig
+from .config import CONFIG, MAX_BYTES, LoraConfig, advice_for
 
 FRONT = "base_model.model."
 """Prefix that PEFT adds to the names of the model."""
@@ -95,10 +95,11 @@ def check_base(reader: Reader, source: Path, *, takes_any_names: bool) -> None:
         check_of_peft(reader.path, name)
     if not any(f".{part}." in f"{name}." for name in reader.tensors for part in PARTS):
         return
-    if any(".base_layer." in name for name in reader.tensors):
+    layers = {name.partition(".base_layer.")[0] for name in reader.tensors if ".base_layer." in name}
+    if layers:
         raise CheckpointError(
-            f"{adapter_path} has a model and an adapter of peft that is not merged, without its alpha; save what "
-            "merge_and_unload() of peft returns, and convert that"
+            f"{adapter_path} has a model and an adapter of peft that is not merged, without its alpha; "
+            f"{advice_for(layers)}"
         )
     if all(name.startswith(FRONT) for name in reader.tensors):
         raise CheckpointError(

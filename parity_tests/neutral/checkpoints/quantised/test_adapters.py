@@ -204,6 +204,9 @@ def test_verify_holds_the_adapter_against_the_merged_one(tmp_path):
 REFUSED = {
     "QALoRA": ({}, {"use_qalora": True}, "is an adapter with QALoRA and is not merged"),
     "IA3": ({}, {"peft_type": "IA3"}, "peft_type (IA3) must be LORA; merge_and_unload of peft merges it: save what"),
+    "a head": ({}, {"peft_type": "HRA", "target_modules": ["lm_head"]}, "merges it only where the base's head and emb"),
+    "names of a pattern": ({}, {"use_qalora": True, "target_modules": ".*proj"}, "as it changes both of a tied pair"),
+    "a router": ({}, {"peft_type": "LILY"}, "which depends on the input: it can't be merged, by peft neither"),
     "prompts": ({}, {"peft_type": "PREFIX_TUNING"}, "which adds inputs and changes no weight: it can't be merged"),
     "mixtures": ({}, {"peft_type": "XLORA"}, "which depends on the input: it can't be merged, by peft neither"),
     "replicated layers": ({}, {"layer_replication": [[0, 1]]}, "which share their base's weights: it can't be merged"),
@@ -326,7 +329,8 @@ def test_a_tied_head_that_an_adapter_changes_becomes_a_tensor(tmp_path, change, 
         "head": ({HEAD: arrays[TABLE] + 1}, (arrays[TABLE], arrays[TABLE] + 1)),
         "lora of both": (own | both, (arrays[TABLE] + product(rows, "x").T, arrays[TABLE] + product(own, "lm_head"))),
     }[change]
-    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6) | tensors)
+    tying = {"target_modules": ["down_proj", "embed_tokens"], "ensure_weight_tying": True} if "lora" in change else {}
+    adapter = adapter_files.save(tmp_path / "adapter", matrices(DOWN, 10, 6) | tensors, **tying)
     checkpoints.convert(source, tmp_path / "out", to_layout="same", adapter=adapter)
     assert checkpoints.verify(source, tmp_path / "out", adapter=adapter).passed
     found = checkpoints.read(tmp_path / "out")
@@ -422,13 +426,14 @@ def test_an_adapter_in_the_folder_of_its_model_is_never_passed_over(tmp_path, co
     assert all(alone[name].tobytes() == array.tobytes() for name, array in arrays.items())
 
 
-def test_a_model_saved_with_its_adapter_in_it_is_not_taken_for_an_adapter(tmp_path):
+@pytest.mark.parametrize(("layer", "advice"), [(DOWN, "merges it: save what"), ("lm_head", "merges it only where the")])
+def test_a_model_saved_with_its_adapter_in_it_is_not_taken_for_an_adapter(tmp_path, layer, advice):
     source, arrays = write(tmp_path / "base")
-    whole = {f"base_model.model.{name}": array for name, array in arrays.items() if name != f"{DOWN}.weight"}
-    whole[f"base_model.model.{DOWN}.base_layer.weight"] = arrays[f"{DOWN}.weight"]
-    whole |= {f"base_model.model.{DOWN}.lora_{one}.default.weight": np.ones((2, 2), np.float32) for one in "AB"}
+    whole = {f"base_model.model.{name}": array for name, array in arrays.items() if name != f"{layer}.weight"}
+    whole[f"base_model.model.{layer}.base_layer.weight"] = arrays[f"{layer}.weight"]
+    whole |= {f"base_model.model.{layer}.lora_{one}.default.weight": np.ones((2, 2), np.float32) for one in "AB"}
     safetensors.numpy.save_file(whole, source / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"an adapter of peft that is not merged, without its alpha; save what"):
+    with pytest.raises(CheckpointError, match=rf"not merged, without its alpha; merge_and_unload of peft {advice}"):
         checkpoints.convert(source, tmp_path / "out")
 
 
