@@ -28,6 +28,17 @@ CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 CONV1D_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
 """Layers whose matrices `transformers` stores as (inputs, outputs)."""
 
+STORED = {
+    "model.language_model.": ("language_model.model.", "model."),
+    "model.vision_tower.": ("vision_tower.", "vision_tower.vision_model."),
+    "model.": ("",),
+    "lm_head.": ("language_model.lm_head.",),
+}
+"""Beginning of a name in memory of a multimodal model of `transformers` (4.52 and later) -> beginnings of it in files.
+
+Such models rename their tensors as they load and save them; PEFT saves an adapter with the names in memory.
+"""
+
 TRIES = 16
 """Names of an adapter to look up in the base to find the difference in prefixes; the first few may be absent."""
 
@@ -85,6 +96,7 @@ def pair(
     parts: dict[str, dict[str, str]] = {}
     for name in adapter:
         own, field, target = parsed(path, name, config)
+        target = stored_name(target, base)
         if field in parts.setdefault(target, {"layer": own}):
             raise bad(path, f"{printable(name)} and {printable(parts[target][field])} are for the same tensor")
         parts[target][field] = name
@@ -118,6 +130,15 @@ def parsed(path: Path, name: str, config: LoraConfig) -> tuple[str, str, str]:
         raise bad(path, f"{printable(name)} is of a kind of adapter that is not merged; {config.advice}")
     plain = own.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
     return plain.rpartition(".")[0], "replacement", plain
+
+
+def stored_name(name: str, base: Collection[str]) -> str:
+    """Return the name in the base's files for a name in a multimodal model; any other name is returned as it is."""
+    if name in base:
+        return name
+    start = next((start for start in STORED if name.startswith(start)), "")
+    names = [first + name.removeprefix(start) for first in STORED.get(start, ())]
+    return next((other for other in names if other in base), name)
 
 
 def _front(

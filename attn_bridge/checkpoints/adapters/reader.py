@@ -19,7 +19,7 @@ from ..containers.sources import inside, read_file
 from ..manifest import new_digest
 from ..readers import Renamed, Wrapped
 from .config import CONFIG, EMBEDDINGS, HEADS, MAX_BYTES, LoraConfig, check_there
-from .pairing import FLOATS, OF_TABLES, AdapterChange, pair, parsed
+from .pairing import FLOATS, OF_TABLES, AdapterChange, pair, parsed, stored_name
 from .unmerged import FILES
 
 SHOWN = 3
@@ -343,7 +343,8 @@ def untied(reader: Reader, adapter: LoraAdapter, config: Mapping[str, object]) -
     A base whose head has no usual name is returned as it is.
     """
     names = [name for name in reader.tensors if name.endswith(TABLES)]
-    changed = {target for name in adapter.reader.tensors for target in [parsed(adapter.path, name, adapter.config)[2]]}
+    own = [parsed(adapter.path, name, adapter.config)[2] for name in adapter.reader.tensors]
+    changed = {stored_name(name, reader.tensors) for name in own}
     ends = {".".join(name.split(".")[-2:]) for name in changed}
     if len(names) != 1 or not ends & {"lm_head.weight", ".".join(names[0].split(".")[-2:])}:
         return reader
