@@ -17,7 +17,7 @@ from ..containers.files import bad, boxes, check_range, listed
 from ..containers.remote import is_there
 from ..containers.sources import inside, read_file
 from ..manifest import new_digest
-from ..readers import Renamed, Wrapped
+from ..readers import Filtered, Renamed, Wrapped
 from .config import CONFIG, EMBEDDINGS, HEADS, MAX_BYTES, LoraConfig, check_there
 from .pairing import FLOATS, OF_TABLES, AdapterChange, pair, parsed, stored_name
 from .unmerged import FILES
@@ -79,6 +79,18 @@ def _any_below(names: Collection[str], module: str) -> bool:
     return any(f".{module}." in f".{name}" for name in names)
 
 
+COPIES = (".modules_to_save.", ".original_module.")
+"""Parts of the names of a module that was trained whole, in memory: of the trained one, and of the base's."""
+
+
+def _copies(names: Collection[str]) -> list[str]:
+    """Return the names that PEFT does not load, as the file has the trained tensor under its plain name, too.
+
+    PEFT saves resized embeddings, and the head, with all of their names.
+    """
+    return [name for name in names for part in COPIES if part in name and name.replace(part, ".") in names]
+
+
 PIECE = 1 << 23
 """Bytes of an adapter's tensor that are checked at a time."""
 
@@ -114,7 +126,9 @@ class LoraAdapter:
             raise bad(folder, f"has neither {FILES[0]} nor {FILES[1]}")
         digest = new_digest()
         digest.update(data)
-        return cls(folder, config, open_reader(inside(folder, name, folder)), digest.hexdigest())
+        reader = open_reader(inside(folder, name, folder))
+        copies = _copies(reader.tensors)
+        return cls(folder, config, Filtered(reader, copies, ()) if copies else reader, digest.hexdigest())
 
     def files(self) -> list[Path]:
         """Return its files."""

@@ -1,4 +1,4 @@
-"""Adapters of multimodal models, whose names in memory are not those in the model's files."""
+"""Names of an adapter's tensors that are not those of the base's files: in memory, and of several copies."""
 
 from __future__ import annotations
 
@@ -50,3 +50,18 @@ def test_names_in_memory_lead_to_those_of_files(tmp_path, kind, is_tied):
     for name, array in arrays.items():
         np.testing.assert_allclose(merged[name], array + added.get(name, 0), rtol=1e-5, atol=1e-5)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+def test_saved_modules_with_copies_replace_those_of_the_base(tmp_path):
+    rng, layer = np.random.default_rng(0), "layers.0.q_proj"
+    arrays = {f"{layer}.weight": rng.normal(size=(6, 6)).astype(np.float32), "lm_head.weight": np.ones((7, 6), "f4")}
+    (tmp_path / "base").mkdir()
+    safetensors.numpy.save_file(arrays, tmp_path / "base" / "model.safetensors")
+    (tmp_path / "base" / "config.json").write_text(json.dumps({"tie_word_embeddings": False}))
+    trained = rng.normal(size=(7, 6)).astype(np.float32)
+    names = {"weight": trained, "modules_to_save.weight": trained, "original_module.weight": arrays["lm_head.weight"]}
+    saved = {f"lm_head.{name}": array for name, array in names.items()}
+    adapter = adapter_files.save(tmp_path / "adapter", matrices(layer, 6, 6) | saved, modules_to_save=["lm_head"])
+    checkpoints.convert(tmp_path / "base", tmp_path / "out", to_layout="same", adapter=adapter)
+    assert checkpoints.verify(tmp_path / "base", tmp_path / "out", adapter=adapter).passed
+    np.testing.assert_array_equal(checkpoints.read(tmp_path / "out")["lm_head.weight"], trained)
