@@ -109,7 +109,7 @@ class LoraConfig:
         targets: endings of the names of all layers with a LoRA; () if the config selects them in another way.
         saved: modules that were trained whole.
         is_tying: whether a LoRA of a tied head or of the embeddings is also that of the other.
-        advice: the way to merge what is refused here, as the end of an error.
+        advice: end of an error, which names how PEFT merges an adapter that is refused here.
     """
 
     rank: int
