@@ -265,4 +265,33 @@ def _read(config: Mapping[str, object], kind: type[Family] = Family) -> tuple[Fa
         )
     if not keys.get("is_causal", True):  # by which the masks of transformers show later tokens in every family
         raise ValueError(f"is_causal ({printable(repr(keys['is_causal']))}) of {name} is not supported, only True")
+    _refuse_other_code(config, FAMILIES[name])
     return FAMILIES[name], FAMILIES[name].file(keys, name)
+
+
+_CLASSES = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel")
+"""Keys of ``auto_map`` that name the class of a model, the one that decides first."""
+
+_ENDINGS = re.compile(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel|Model)$")
+
+
+def _refuse_other_code(config: Mapping[str, object], family: Family) -> None:
+    """Refuse the config of a folder with code for a model whose class has another name than that of `transformers`.
+
+    Most published folders with code have the class that `transformers` took over, by a name that differs in case or
+    underscores at most.
+    """
+    classes = config.get("auto_map")
+    if not isinstance(classes, Mapping) or isinstance(config.get("text_config"), Mapping):
+        return
+    code = next((classes[key] for key in _CLASSES if isinstance(classes.get(key), str)), None)
+    if code is None:
+        return
+    own, usual = (
+        _ENDINGS.sub("", name.rpartition(".")[2]).replace("_", "").casefold() for name in (code, family.architecture)
+    )
+    if own != usual:
+        raise ValueError(
+            f"auto_map of {config.get('model_type')} names code of the folder's own ({printable(code)}), which is not "
+            f"run; without the key, the model is read as {family.architecture} of transformers"
+        )

@@ -312,6 +312,37 @@ def test_a_config_whose_tokens_see_later_ones_is_refused_in_every_family(value):
     assert families.find_decoder({**small("llama"), "is_causal": True}) == families.find_decoder(small("llama"))
 
 
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [
+        ("llama", {"AutoModelForCausalLM": "modeling_capped.CappedLlamaForCausalLM"}),
+        ("llama", {"AutoModelForCausalLM": "someone/base--modeling_capped.CappedLlamaForCausalLM"}),
+        ("mistral", {"AutoModel": "modeling_encoder.MistralEncoderModel"}),
+        ("llama", {"AutoModelForCausalLM": "modeling_mistral.MistralForCausalLM", "AutoModel": "modeling.LlamaModel"}),
+    ],
+)
+def test_folder_with_code_for_another_class_is_refused(name, classes):
+    code = next(iter(classes.values()))
+    with pytest.raises(ValueError, match=rf"^auto_map of {name} names code of the folder's own \({code}\), which is "):
+        families.find_decoder({**small(name), "auto_map": classes})
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [
+        ("llama", {"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}),
+        ("mpt", {"AutoModelForCausalLM": "mosaicml/mpt-7b--modeling_mpt.MPTForCausalLM"}),
+        ("ernie4_5", {"AutoModelForCausalLM": "modeling_ernie4_5.Ernie4_5_ForCausalLM"}),
+        ("phimoe", {"AutoModelForCausalLM": "modeling_phimoe.PhiMoEForCausalLM", "AutoModel": "modeling_phimoe.Other"}),
+        ("gpt2", {"AutoModelForCausalLM": "modeling_gpt2.GPT2LMHeadModel"}),
+        ("llama", {"AutoConfig": "configuration.OtherConfig", "AutoModelForSequenceClassification": "modeling.Other"}),
+        ("llama", "modeling.Other"),
+    ],
+)
+def test_folder_with_the_code_that_transformers_took_over_is_read(name, classes):
+    assert families.find_decoder({**small(name), "auto_map": classes}) == families.find_decoder(small(name))
+
+
 def test_layers_of_nemotron_h_by_letters_are_those_by_names():
     keys = {**small("nemotron_h"), "layers_block_type": None}
     config = families.find_decoder({**keys, "hybrid_override_pattern": "M-*-"})
