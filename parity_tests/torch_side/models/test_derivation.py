@@ -19,6 +19,7 @@ from attn_parity.frameworks.torch.derivation import (
     DerivationError,
     choices,
     derive,
+    key_changes,
     model_pair,
     proof,
     repair,
@@ -203,6 +204,28 @@ def test_config_that_lacks_memory_is_not_one_that_the_class_cannot_run(monkeypat
         proof.try_change(model, model_pair.reader_of(wrong), {"rope_parameters": STRETCHED})
 
 
+OTHER_NAMES = {"num_layers": "num_hidden_layers", "n_layer": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"}
+
+
+def test_keys_are_read_by_all_names_that_a_class_has_for_them(monkeypatch):
+    monkeypatch.setattr(found("arcee").config_class, "attribute_map", OTHER_NAMES)
+    model = model_class.find("arcee")
+    parts = structure.read(model)
+    description = repair.tidy(model, parts, search.propose(model, parts))
+    reader = model_pair.reader_of(description)
+    proof.check_defaults(model, reader)
+    changes = list(key_changes.renamed(model, key_changes.changes_of(model)))
+    assert {name for change in changes for name, value in change.items() if value != model_class.ABSENT} == {
+        *OTHER_NAMES
+    }
+    assert {proof.try_change(model, reader, change) for change in changes} == {"equal"}
+    for usual, key in (("num_hidden_layers", "num_layers"), ("rms_norm_eps", "layer_norm_epsilon")):
+        wrong = dataclasses.replace(description, aliases={}, keys={}, defaults={**description.defaults, usual: 3})
+        with pytest.raises(model_pair.WrongError):
+            proof.try_change(model, model_pair.reader_of(wrong), {usual: model_class.ABSENT, key: 2})
+    assert reader.write(model_pair.read(reader, model.keys()))["num_hidden_layers"] == 4
+
+
 def test_class_without_a_planted_fault_cannot_run_what_would_tell():
     half = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     reader = model_pair.reader_of(BY_NAME["solar_open"])
@@ -220,6 +243,27 @@ def test_proof_refuses_window_off_by_one(name, monkeypatch):
     monkeypatch.setattr(reading, "mask_of", wider)
     with pytest.raises(model_pair.WrongError, match=r"^logits differ by .* with the usual instance$"):
         proof.prove(found(name), BY_NAME[name], flax=False)
+
+
+@pytest.mark.parametrize("beyond", ["layers", "tokens"])
+def test_proof_refuses_what_begins_beyond_the_usual_instance(beyond, monkeypatch):
+    right = model_class.ModelClass.instance
+
+    def instance(self, keys, seed=0):
+        model = right(self, keys, seed)
+
+        def scaled(module, arguments, out):
+            steps = torch.arange(out.shape[1])
+            return torch.where(steps[:, None] < 30, out, 1.1 * out) if beyond == "tokens" else 1.1 * out
+
+        for layer in model.model.layers[0 if beyond == "tokens" else 9 :]:
+            layer.register_forward_hook(scaled)
+        return model
+
+    monkeypatch.setattr(model_class.ModelClass, "instance", instance)
+    model = dataclasses.replace(found("arcee"), kept={})
+    with pytest.raises(model_pair.WrongError, match=r"^logits of 24 layers and 48 tokens differ by "):
+        proof.prove(model, BY_NAME["arcee"], flax=False)
 
 
 @pytest.mark.parametrize(

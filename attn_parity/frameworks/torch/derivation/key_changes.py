@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attn_bridge.whole_files import JsonObject
@@ -172,6 +172,16 @@ def changes_of(subject: ModelClass) -> list[JsonObject]:
         return single
     grows = GROWTH in (subject.defaults.get("rope_parameters") or {})
     return single + list(LEGACY) + ([GROWING] if grows else [])
+
+
+def renamed(subject: ModelClass, singles: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """Yield the first change of each key that has other names, under each of these alone."""
+    for outer, names in subject.other_names.items():
+        inner, *others = names
+        values = (change[key] for change in singles for key in (inner, outer) if [*change] == [key])
+        value = next((value for value in values if value is not None), None)
+        if value is not None:
+            yield from ({inner: ABSENT, outer: ABSENT, name: value} for name in (outer, *others))
 
 
 def mixed(subject: ModelClass, singles: list[JsonObject], count: int, seed: int = 0) -> list[JsonObject]:

@@ -25,8 +25,9 @@ from attn_bridge.whole_files import JsonObject
 
 from ..model_classes.experts import in_files
 from ..model_classes.model_class import ABSENT, ModelClass
+from ..model_classes.sizes import DEPTHS, LAYERS
 from ..running.promotion import promoted
-from .key_changes import changes_of, mixed
+from .key_changes import changes_of, mixed, renamed
 from .model_pair import (
     ModelPair,
     RefusedError,
@@ -52,12 +53,15 @@ TOKENS, NEW = 13, 32
 """Tokens of a sample, more than three windows of a tiny instance; tokens that are generated."""
 
 
+DEEP, LONG = 24, 48
+"""Layers and tokens of a larger instance: constants of a class may begin beyond a usual one. Positions go up to 64."""
+
 # ---- what is compared
 
 
-def sample(seed: int, batch: int = 3, vocabulary: int = 60) -> Tensor:
-    """Return token ids ``(batch, TOKENS)``."""
-    return torch.randint(3, vocabulary, (batch, TOKENS), generator=torch.Generator().manual_seed(seed))
+def sample(seed: int, batch: int = 3, vocabulary: int = 60, tokens: int = TOKENS) -> Tensor:
+    """Return token ids ``(batch, tokens)``."""
+    return torch.randint(3, vocabulary, (batch, tokens), generator=torch.Generator().manual_seed(seed))
 
 
 def error_of(theirs: Tensor, ours: Tensor, bound: float = BOUND) -> float:
@@ -83,6 +87,38 @@ def check_logits(pair: ModelPair, label: str, seed: int = 1, logits: Tensor | No
         ours = pair.ours(ids)
     if error_of(theirs, ours) > 1:
         raise WrongError(f"logits differ by {float((theirs - ours).abs().max()):.1e} with {label}")
+
+
+def check_larger(subject: ModelClass, reader: DerivedFamily, seed: int = 7) -> None:
+    """Compare logits of an instance of `DEEP` layers and `LONG` tokens; of the usual depth, where that can't be.
+
+    Raises:
+        WrongError: they differ.
+    """
+    per_layer = {
+        key: value * (DEEP // LAYERS)
+        for key, value in subject.sizes.items()
+        if isinstance(value, list) and len(value) == LAYERS
+    }
+    ids = sample(seed, batch=2, tokens=LONG)
+    for changes in ({**{key: DEEP for key in DEPTHS if key in subject.sizes}, **per_layer}, {}):
+        keys = subject.keys(**changes)
+        try:
+            pair = make_pair(subject, reader, keys, seed)
+            with promoted(), torch.no_grad():
+                theirs = pair.theirs(ids, use_cache=False).logits
+        except WrongError:
+            raise
+        except Exception:  # a class may not run them, and ours may refuse them
+            continue
+        with torch.no_grad():
+            ours = pair.ours(ids)
+        if error_of(theirs, ours) > 1:
+            raise WrongError(
+                f"logits of {len(pair.config.blocks)} layers and {LONG} tokens differ by "
+                f"{float((theirs - ours).abs().max()):.1e}"
+            )
+        return
 
 
 def check_padding(pair: ModelPair, side: str, seed: int = 2) -> None:
@@ -370,6 +406,7 @@ def prove(subject: ModelClass, description: Description, *, flax: bool = True, m
         except RefusedError as error:
             raise WrongError(f"the usual instance is refused: {error}") from error
         check_logits(pair, "the usual instance")
+    check_larger(subject, reader)
     check_file(pair)
     gradients = check_gradients(pair)
     for side in ("left", "right"):
@@ -380,6 +417,7 @@ def prove(subject: ModelClass, description: Description, *, flax: bool = True, m
     proven = [
         one for one in singles if counts.update([outcome := try_change(subject, reader, one)]) or outcome == "equal"
     ]
+    counts.update(try_change(subject, reader, changes) for changes in renamed(subject, singles))
     for number, changes in enumerate(mixed(subject, proven, mixtures)):
         counts.update([try_change(subject, reader, changes, number + 2)])
     if flax:

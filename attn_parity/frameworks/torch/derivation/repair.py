@@ -15,7 +15,7 @@ from attn_bridge.models.layout import Layout
 
 from ..model_classes import experts as mixtures
 from ..model_classes.model_class import ABSENT, DerivationError, ModelClass
-from ..model_classes.sizes import LAYERS
+from ..model_classes.sizes import LAYERS, READ_BY_NAME
 from ..model_classes.structure import Structure
 from . import model_pair, proof
 from .choices import EPS, inner_key
@@ -124,11 +124,7 @@ def tidy(subject: ModelClass, parts: Structure, description: Description) -> Des
     used = {key for source in description.fields.values() for key in (source.key, source.times, source.per)}
     used |= description.fixed.keys()
     used |= description.same.keys() | set(description.keys.values())
-    used |= description.fixed_pattern.keys() | {
-        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-        *("max_position_embeddings", "rope_parameters", "sliding_window", "attention_dropout"),
-        "partial_rotary_factor",
-    }
+    used |= description.fixed_pattern.keys() | {*READ_BY_NAME, "partial_rotary_factor"}
     inner = {name for names in description.aliases.values() for name in names}
     outer = {names[0]: key for key, names in description.aliases.items()}
     plain = description.defaults

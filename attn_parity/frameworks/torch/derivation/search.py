@@ -21,7 +21,7 @@ from attn_bridge.whole_files import JsonObject
 from ..model_classes import experts as mixtures
 from ..model_classes import latent, outside, rows, structure
 from ..model_classes.model_class import DerivationError, ModelClass
-from ..model_classes.sizes import HEADS, LAYERS
+from ..model_classes.sizes import HEADS, LAYERS, READ_BY_NAME
 from ..model_classes.structure import Structure
 from ..running.promotion import promoted
 from . import model_pair, proof
@@ -179,7 +179,10 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
     key = next((key for key in ("num_key_value_heads", "num_kv_heads") if key in subject.sizes), None)
     if key is not None and not parts.is_latent:
         fields["attention.num_kv_heads"] = KeySource(key=key)
-    names = getattr(subject.config_class, "attribute_map", {})
+    # Of two names of a key that descriptions read by the inner one, files may have the outer one alone (EXAONE).
+    outer = {
+        key: name for key in READ_BY_NAME if (name := subject.canonical(key)) in subject.other_names.keys() - {key}
+    }
     pattern, first, last = _pattern(subject)
     older = {} if parts.experts is None else mixtures.older_keys(subject)
     step = {mixtures.STEP: (older.pop(mixtures.STEP), None)} if mixtures.STEP in older else {}
@@ -187,8 +190,9 @@ def _base(subject: ModelClass, parts: Structure) -> Description:
         subject.model_type,
         subject.model_class.__name__,
         f"hf-{multimodal.decoder_type(subject.model_type).replace('_', '-')}",
-        aliases={outer: (inner,) for outer, inner in names.items() if outer not in subject.decoder_keys},
-        keys={**subject.decoder_keys, **({"sliding_window": "window_size"} if has_runs(subject) else {})},
+        aliases=subject.other_names,
+        keys={**outer, **subject.decoder_keys, **({"sliding_window": "window_size"} if has_runs(subject) else {})},
+        written={key: key for key in outer},
         fields=fields,
         fixed={**parts.fixed, **step, **outside.fixed(parts.outside)},
         pattern=pattern,

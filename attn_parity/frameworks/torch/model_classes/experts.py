@@ -320,9 +320,8 @@ def fields(subject: ModelClass, experts: Experts) -> dict[str, KeySource]:
         sources["experts.last_norm"] = KeySource(value=True)
     sources["router.bias"] = KeySource(value="ff.router.bias" in experts.named)
     sources["router.correction"] = KeySource(value=experts.has_correction)
-    outer = {inner: name for name, inner in getattr(subject.config_class, "attribute_map", {}).items()}
     return {
-        field: dataclasses.replace(source, key=outer.get(source.key, source.key))
+        field: dataclasses.replace(source, key=subject.canonical(source.key))
         for field, source in (sources | _sparse(subject, experts, keys)).items()
     }
 

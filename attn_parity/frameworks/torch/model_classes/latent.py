@@ -94,11 +94,10 @@ def fields(subject: ModelClass) -> dict[str, KeySource]:
     lacking = [key for key in FIELDS.values() if key not in subject.sizes]
     if lacking:
         raise DerivationError(f"{lacking[0]}: no such width in the config; the nearest is {FIELDS['latent_dim']}")
-    outer = {inner: name for name, inner in getattr(subject.config_class, "attribute_map", {}).items()}
     defaults = subject.defaults
     return {
         f"attention.{field}": KeySource(
-            key=outer.get(key, key), share="num_attention_heads" if key == SHARED and defaults[key] is None else ""
+            key=subject.canonical(key), share="num_attention_heads" if key == SHARED and defaults[key] is None else ""
         )
         for field, key in FIELDS.items()
     }

@@ -124,6 +124,15 @@ class ModelClass:
         names = getattr(self.config_class, "attribute_map", {})
         return next((outer for outer, inner in names.items() if inner == key), key)
 
+    @property
+    def other_names(self) -> dict[str, tuple[str, ...]]:
+        """Name under which a description reads a key, as `canonical` returns it -> its other names in files."""
+        outers: dict[str, list[str]] = {}
+        for outer, inner in getattr(self.config_class, "attribute_map", {}).items():
+            if outer not in self.decoder_keys:
+                outers.setdefault(inner, []).append(outer)
+        return {first: (inner, *others) for inner, (first, *others) in outers.items()}
+
     def keys(self, **changes: object) -> JsonObject:
         """Return the keys of a tiny config with some changed, or left out where they are `ABSENT`."""
         keys = {"model_type": self.model_type, **self.sizes, **changes}

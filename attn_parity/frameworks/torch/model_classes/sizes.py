@@ -10,6 +10,12 @@ LAYERS = 4
 HEADS = 4
 """Query heads of a tiny instance."""
 
+DEPTHS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    *("decoder_layers", "num_decoder_layers", "encoder_layers", "num_encoder_layers"),
+)
+"""Keys of the number of blocks."""
+
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys of the number of experts."""
 
@@ -19,8 +25,7 @@ LONG = {"attention_type": "original_full"}
 SIZES: dict[str, object] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 64),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"), 40),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
-    **dict.fromkeys(("decoder_layers", "num_decoder_layers", "encoder_layers", "num_encoder_layers"), LAYERS),
+    **dict.fromkeys(DEPTHS, LAYERS),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), HEADS),
     **dict.fromkeys(("decoder_attention_heads", "num_decoder_attention_heads"), HEADS),
     **dict.fromkeys(("encoder_attention_heads", "num_encoder_attention_heads"), 2),
@@ -108,6 +113,7 @@ OWN_SIZES: dict[str, JsonObject] = {
         "ffn_config.moe_num_experts": 6,
         "ffn_config.moe_top_k": 3,
     },
+    "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "gemma3n_text": _LENDING,
     "gemma4_text": {**_LENDING, "global_head_dim": 32},
     "gemma4_unified_text": {**_LENDING, "global_head_dim": 32},
@@ -121,6 +127,12 @@ OWN_SIZES: dict[str, JsonObject] = {
     },
 }
 """Sizes of classes that can't be made from those that classes have in common, or are large with them alone."""
+
+READ_BY_NAME = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("max_position_embeddings", "rope_parameters", "sliding_window", "attention_dropout"),
+)
+"""Keys that every description reads, by these names."""
 
 LATENT = "kv_lora_rank"
 """Key of the width of the latent that keys and values are made of."""
