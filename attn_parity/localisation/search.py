@@ -178,7 +178,7 @@ class _Search:
         if direction == "forward" and self.aim == "meaning" and not code.candidates:
             candidates = (*candidates, *self.narrowing.behind_a_part(parent, node))
         likeliest = candidates[0]
-        first = next((one for one in walk(node) if (one.path or "") == likeliest.path), node)
+        first = next((visited for visited in walk(self.root) if visited.path == likeliest.path), node)
         first.first = True
         divergence = Divergence(
             likeliest.path,

@@ -341,6 +341,36 @@ def test_an_array_given_twice_is_a_fault_of_the_call():
     assert [one.path for one in found.candidates][1] == "cross"
 
 
+class Named(Cross):
+    """The same with a submodule that the other side lacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Identity()
+
+    def forward(self, x, memory):
+        return super().forward(self.scores(x), memory)
+
+
+class Layers(nn.Module):
+    def __init__(self, decoder):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), decoder
+
+    def forward(self, x, memory):
+        return self.second(self.first(x), memory)
+
+
+@pytest.mark.parametrize("path", ["", "second"])
+def test_the_tree_marks_the_code_that_calls_and_no_submodule_of_one_side(path):
+    first, second = Decoder(), Decoder(own=True)
+    second.cross = Named()
+    pair = (Layers(first), Layers(second)) if path else (first, second)
+    report = compare(*pair, (draw(2, 5, 8), draw(2, 7, 8)), seeds=1)
+    assert report.first_divergence.between == tuple(f"{path}.{name}".lstrip(".") for name in ("norm", "cross"))
+    assert [part.path for part in report.tree.walk() if part.first] == [report.first_divergence.path] == [path]
+
+
 class Scaled(nn.Module):
     """A block that runs twice, with another factor in each run."""
 
