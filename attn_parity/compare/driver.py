@@ -210,8 +210,9 @@ def judge(
     is_meaning = judgement.report.verdict != "precision"
     divergence = None if judgement.report.verdict in ("equal", "inconclusive") else located.divergence
     if divergence is not None:
-        hint = divergence.hint or _hint(runner, judgement, located.evidence, divergence, is_meaning=is_meaning)
-        hint = hint or "; ".join(_on_candidates(pair, divergence, is_known=located.evidence is not None))
+        hint = divergence.hint or "; ".join(_on_candidates(pair, divergence, located.evidence, is_sure=True))
+        hint = hint or _hint(runner, judgement, located.evidence, divergence, is_meaning=is_meaning)
+        hint = hint or "; ".join(_on_candidates(pair, divergence, located.evidence))
         hint = "; ".join([*_on_layers(pair), hint] if hint else _on_layers(pair))
         seen = witness(located.evidence) if is_meaning and located.evidence is not None else ""
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint, witness=seen)
@@ -250,17 +251,26 @@ def _on_layers(pair: Pair) -> list[str]:
     return differing_settings(pair, SHOWN) if is_function else []
 
 
-def _on_candidates(pair: Pair, divergence: Divergence, *, is_known: bool) -> Iterator[str]:
+def _on_candidates(
+    pair: Pair, divergence: Divergence, evidence: Evidence | None, *, is_sure: bool = False
+) -> Iterator[str]:
     """Yield the settings that differ in submodules that were not excluded, such as those that return other shapes.
 
-    Those of the likeliest place are left out where the hint had its numbers.
+    Args:
+        pair: the pair.
+        divergence: its place and the other candidates.
+        evidence: the numbers that other hints have; settings of their submodule are left out.
+        is_sure: of the likeliest place alone, and without settings that the code around may make up for.
     """
+    known = None if evidence is None else evidence.path
     first, second = pair.first.settings(), pair.second.settings()
     labels = pair.shown["first"], pair.shown["second"]
-    for candidate in divergence.candidates:
-        if candidate.between is None and not (is_known and candidate.path == divergence.path):
+    for candidate in divergence.candidates[: 1 if is_sure else None]:
+        if candidate.between is None and candidate.path != known:
             own = first.get(candidate.path, {}), second.get(candidate.second_path, {})
-            yield from (f"in {candidate.path}, {sentence}" for sentence in layer_settings.differing(*own, labels))
+            for sentence in layer_settings.differing(*own, labels):
+                if not (is_sure and sentence.startswith(("padding", *layer_settings.OWN))):
+                    yield f"in {candidate.path}, {sentence}"
 
 
 def _on_unseen(pair: Pair, judgement: Judged, localise: bool | None) -> Iterator[str]:

@@ -200,10 +200,10 @@ def _is_cut_behind(left: object, right: object, first: Mapping[str, object], sec
     torch pads both ends alike, and the caller cuts the further outputs off (`mamba`, `fla`); Flax pads the beginning.
     """
     totals = [_total_padding(own, other) for own, other in ((first, second), (second, first))]
-    if isinstance(left, str) or isinstance(right, str) or None in totals or totals[0] != totals[1]:
+    if isinstance(left, str) or isinstance(right, str) or None in totals:
         return False
     pairs = [*cast("Any", left), *cast("Any", right)]
-    return len(pairs) == 2 and {before for before, _ in pairs} == {totals[0]} and 0 in {behind for _, behind in pairs}
+    return [before for before, _ in pairs] == totals and 0 in {behind for _, behind in pairs}
 
 
 def _total_padding(settings: Mapping[str, object], other: Mapping[str, object]) -> int | None:
@@ -235,6 +235,8 @@ def _padding(value: object, settings: Mapping[str, object], other: Mapping[str, 
     if name == "VALID":
         return ((0, 0),)
     kernel = settings.get("kernel_size", other.get("kernel_size"))
+    if name == "CAUSAL" and (total := _total_padding(settings, other)) is not None:
+        return ((total, 0),)
     if name != "SAME" or kernel is None or not _same(_all_ones(settings.get("stride")), 1):
         return name
     sizes = kernel if isinstance(kernel, tuple) else (kernel,)

@@ -76,6 +76,17 @@ def test_settings_that_raise_are_skipped():
             {"padding": ((3, 0),), "kernel_size": (4,), "stride": (2,)},
             "padding is (3,) in torch and ((3, 0),) in Flax",
         ),
+        ({"padding": (3,), "kernel_size": (4,)}, {"padding": "CAUSAL", "kernel_size": (4,)}, ""),
+        (
+            {"padding": (4,), "kernel_size": (3,), "dilation": (2,)},
+            {"padding": "CAUSAL", "kernel_size": (3,), "dilation": 3},
+            "dilation is (2,) in torch and 3 in Flax",
+        ),
+        (
+            {"padding": (2,), "kernel_size": (3,), "dilation": (2,)},
+            {"padding": "CAUSAL", "kernel_size": (3,), "dilation": 2},
+            "padding is (2,) in torch and 'CAUSAL' in Flax",
+        ),
         ({"padding": "same", "kernel_size": 3}, {"padding": "SAME", "kernel_size": 3}, ""),
         ({"padding_idx": 0}, {"padding_idx": 0}, ""),
         (

@@ -67,9 +67,9 @@ class Padded(nn.Module):
 
 
 class FlaxPadded(nnx.Module):
-    def __init__(self):
-        self.conv = nnx.Conv(4, 4, (3,), padding="CAUSAL", rngs=nnx.Rngs(0))
-        self.out = nnx.LayerNorm(4, epsilon=1e-2, rngs=nnx.Rngs(0))
+    def __init__(self, epsilon=1e-2, dilation=1):
+        self.conv = nnx.Conv(4, 4, (3,), padding="CAUSAL", kernel_dilation=dilation, rngs=nnx.Rngs(0))
+        self.out = nnx.LayerNorm(4, epsilon=epsilon, rngs=nnx.Rngs(0))
 
     def __call__(self, x):
         return self.out(self.conv(x.transpose(0, 2, 1)))
@@ -78,6 +78,13 @@ class FlaxPadded(nnx.Module):
 def test_other_shapes_that_are_made_up_for_are_not_the_place():
     divergence = compare(Padded(), FlaxPadded(), X[:, :, 0], seeds=1).first_divergence
     assert [one.path for one in divergence.candidates] == ["out"]
+
+
+def test_the_setting_of_a_submodule_whose_numbers_no_hint_has_is_the_hint():
+    """Its outputs have other shapes in a right pair as well, so that the numbers are those of the module around."""
+    divergence = compare(Padded(), FlaxPadded(1e-5, dilation=2), X[:, :, 0], seeds=1).first_divergence
+    assert (divergence.path, divergence.between) == ("conv", None)
+    assert divergence.hint == "in conv, dilation is (1,) in torch and 2 in Flax"
 
 
 class Pooled(nn.Module):
