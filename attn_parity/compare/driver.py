@@ -262,11 +262,11 @@ def _on_candidates(
         evidence: the numbers that other hints have; settings of their submodule are left out.
         is_sure: of the likeliest place alone, and without settings that the code around may make up for.
     """
-    known = None if evidence is None else evidence.path
+    shown_path = None if evidence is None else evidence.path
     first, second = pair.first.settings(), pair.second.settings()
     labels = pair.shown["first"], pair.shown["second"]
     for candidate in divergence.candidates[: 1 if is_sure else None]:
-        if candidate.between is None and candidate.path != known:
+        if candidate.between is None and candidate.path != shown_path:
             own = first.get(candidate.path, {}), second.get(candidate.second_path, {})
             for sentence in layer_settings.differing(*own, labels):
                 if not (is_sure and sentence.startswith(("padding", *layer_settings.OWN))):
