@@ -47,10 +47,10 @@ class Function:
             raise TypeError(f"framework ({PACKAGES[self.named][1]}) must be that of the weights")
         if leaves:
             return leaves.pop()
-        if flatten(self.weights, _is_anything):
-            raise TypeError(
-                f"weights must hold tensors of torch or arrays of JAX, got {type(self.weights).__name__} without any"
-            )
+        if others := flatten(self.weights, _is_anything):
+            path, leaf = others[0]
+            kind = "a NumPy array" if type(leaf).__module__ == "numpy" else type(leaf).__name__
+            raise TypeError(f"weights{path} must be a tensor of torch or an array of JAX, got {kind}")
         called = frameworks_called(self.call)
         if len(called) != 1:
             reason = "calls torch and JAX" if called else "calls neither torch nor JAX by name"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -80,7 +81,11 @@ def test_unreadable_weights_and_outputs_are_refused_in_one_line():
     ("arguments", "message"),
     [
         ((3, {}), "call must be a function of the weights and the inputs, got int"),
-        ((dense, {"a": 1}), "weights must hold tensors of torch or arrays of JAX, got dict without any"),
+        ((dense, {"a": 1}), "weights['a'] must be a tensor of torch or an array of JAX, got int"),
+        (
+            (dense, {"layers": [{"a": np.ones(2)}]}),
+            "weights['layers'][0]['a'] must be a tensor of torch or an array of JAX, got a NumPy array",
+        ),
     ],
 )
 def test_invalid_functions_and_weights_are_refused(arguments, message):
