@@ -212,6 +212,9 @@ EXCHANGED = "the operands of the subtraction exchanged"
 
 WORDS = {"add": "addition", "sub": "subtraction", "mul": "multiplication", "div": "division"}
 
+_PREPOSITIONS = {"sub": ("from", "of"), "mul": ("by", "by"), "div": ("of", "by")}
+"""Operation -> the word in front of its first operand and of its second one, where that is not "of" for both."""
+
 
 SWAPPED = {
     "add": ("sub", "mul"),
@@ -239,9 +242,10 @@ def binaries(
     if left.dtype.kind not in "iuf" or right.dtype.kind not in "iuf":
         return
     word = WORDS.get(kind, kind)
-    for name, operand in (("second", left), ("first", right)):
+    before_first, before_second = _PREPOSITIONS.get(kind, ("of", "of"))
+    for preposition, name, operand in ((before_second, "second", left), (before_first, "first", right)):
         if operand.shape == plain.shape:
-            yield f"no {word} of its number" if has_number else f"no {word} of its {name} operand", operand
+            yield f"no {word} {preposition} its {'number' if has_number else f'{name} operand'}", operand
     if kind in ("sub", "div"):
         yield f"the operands of the {word} exchanged", BINARY[kind](right, left)
     for other in SWAPPED.get(kind, ()):

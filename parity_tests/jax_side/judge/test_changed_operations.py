@@ -97,7 +97,7 @@ def spread(x, step, low, high):
 FAULTS = {
     "dilation [2] for [1]": (lambda x: spread(x, 2, 2, 2) * 2, lambda x: spread(x, 1, 1, 1) * 2),
     "dilation [1] for [2]": (lambda x: spread(x, 1, 2, 0) * 2, lambda x: spread(x, 2, 4, 0) * 2),
-    "1 added to the result of convert_element_type": (
+    "1 added to the result of astype": (
         lambda x: (x * 3).astype(int) + 1,
         lambda x: (x * 3).astype(int),
     ),
@@ -125,8 +125,13 @@ FAULTS = {
     "a mean for the sum": (lambda x: x.mean(1), lambda x: x.sum(1)),
     "a sum for the mean": (lambda x: x.sum(1), lambda x: x.mean(1)),
     "no addition of its number": (lambda x: jax.nn.sigmoid(x), lambda x: jax.nn.sigmoid(x + 1.0)),
+    "no subtraction of its second operand": (lambda x: jnp.sin(x), lambda x: jnp.sin(x) - jnp.exp(x)),
+    "no subtraction from its first operand": (lambda x: jnp.exp(x), lambda x: jnp.sin(x) - jnp.exp(x)),
+    "no division by its second operand": (lambda x: jnp.sin(x), lambda x: jnp.sin(x) / jnp.exp(x)),
+    "no division of its first operand": (lambda x: jnp.exp(x), lambda x: jnp.sin(x) / jnp.exp(x)),
     "SiLU for relu": (lambda x: jax.nn.silu(x) * 2, lambda x: jax.nn.relu(x) * 2),
     "ReLU of the result of mul": (lambda x: jax.nn.relu(x * 2) + 1, lambda x: x * 2 + 1),
+    "ReLU of the result of mean": (lambda x: jax.nn.relu(x.mean(1)) + 1, lambda x: x.mean(1) + 1),
     "the biased variance for the unbiased": (lambda x: x / x.var(-1).sum(), lambda x: x / x.var(-1, ddof=1).sum()),
     "a logsumexp over axis 1 of 3 for axis 2": (
         lambda x: jax.nn.logsumexp(square(x), 1),
@@ -216,6 +221,18 @@ def changes(right, wrong, x=X, others=(), kinds=(False, True)):
 def test_changes_are_found(fault):
     right, wrong = FAULTS[fault]
     assert fault in [text for text, _ in changes(right, wrong)]
+
+
+def test_numbers_of_axes_alone_are_counted_with_the_axis_of_vmap():
+    def mapped(function):
+        return jax.vmap(lambda row: jnp.sin(function(row)))
+
+    made = changes(mapped(lambda row: softmax(row, 0)), mapped(lambda row: softmax(row, 1)))
+    assert made[0][0] == "a softmax over axis 1 of 3 for axis 2 (axes counted with the one of jax.vmap)"
+    made = changes(
+        mapped(lambda row: row.reshape(3, 2, 2).swapaxes(1, 2).sum(1)), mapped(lambda row: row.reshape(3, 2, 2).sum(1))
+    )
+    assert "an axis of 4 split as (2, 2), then transposed by (1, 0)" in [text for text, _ in made]
 
 
 def test_all_numbers_that_agree_are_offered():

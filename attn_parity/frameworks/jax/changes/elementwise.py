@@ -245,11 +245,11 @@ def of_missing(program: Program) -> Iterator[ProgramChange]:
     for operation in reversed(program.operations):
         if returned.intersection(operation.results) and operation.shape.dtype.kind in "iu":
             for text, step in (("1 added to", 1), ("1 taken from", -1)):
-                text = f"{text} the result of {operation.name}"
+                text = f"{text} the result of {operation.called_name}"
                 yield operation.followed(text, lambda item, step=step: item + np.asarray(step, item.dtype))
         if operation.name in _ARITHMETIC and operation.shape.dtype == np.float64:
             for name in _MISSING:
-                yield operation.followed(f"{name} of the result of {operation.name}", ACTIVATIONS[name])
+                yield operation.followed(f"{name} of the result of {operation.called_name}", ACTIVATIONS[name])
 
 
 def of_exchanged_numbers(program: Program) -> Iterator[ProgramChange]:

@@ -9,6 +9,7 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import jax
 import numpy as np
 from jax.extend import core
 
@@ -22,7 +23,8 @@ _COUNTING = ("_mean", "_var", "_std", "_average")
 _ALGORITHMS = ("/linalg", "/scipy/", "/image/")
 """Parts of the paths of JAX's code that is more than an operation each."""
 
-_AXES = re.compile(r"ax[ei]s\b")
+_AXES = re.compile(r"ax[ei]s [\[(]?\d")
+"""The number of an axis in the description of a change."""
 
 Value = typing.Any
 """A value of a program: an array, or a key of random numbers."""
@@ -156,11 +158,17 @@ class Operation:
         lines = [line for one in (self.equation, *reversed(self.callers)) for line in lines_of(one)]
         return [line.function for line in reversed(_inner(lines))]
 
+    @property
+    def called_name(self) -> str:
+        """Name of the function of `jax.numpy` or `jax.nn` that the user's code calls for it, else its own."""
+        public = (name for name in self.library_calls if hasattr(jax.numpy, name) or hasattr(jax.nn, name))
+        return next(public, self.name)
+
     def described(self, text: str) -> str:
-        """Return the description of a change; it mentions the axis of `jax.vmap` where the axes include it."""
+        """Return the description of a change; it mentions the axis of `jax.vmap` where numbers of axes include it."""
         stacks = [str(equation.source_info.name_stack) for equation in (self.equation, *self.callers)]
         is_mapped = any("vmap" in stack for stack in stacks)
-        return f"{text}, counted with the axis of jax.vmap" if is_mapped and _AXES.search(text) else text
+        return f"{text} (axes counted with the one of jax.vmap)" if is_mapped and _AXES.search(text) else text
 
     @functools.cached_property
     def site(self) -> CallSite | None:

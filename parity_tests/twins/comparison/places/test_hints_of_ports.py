@@ -185,7 +185,7 @@ FAULTS = {
         Loss,
         lambda: OtherLoss(lambda x: (x * x).mean() * 1.0005),
         (4, 3),
-        "with no multiplication of its number in Flax both sides agree",
+        "with no multiplication by its number in Flax both sides agree",
     ),
     "a loss that is added up": (
         Loss,
@@ -403,7 +403,7 @@ class OtherScaled(nnx.Module):
 def test_a_change_holds_for_every_call_of_a_submodule():
     divergence = compare(Scaled(), OtherScaled((1.7, 2.5)), draw(3, 9)).first_divergence
     assert divergence.path == "part"
-    assert divergence.hint.startswith("with no multiplication of its number")
+    assert divergence.hint.startswith("with no multiplication by its number")
 
 
 class Convolution(nn.Module):
@@ -495,5 +495,5 @@ def test_an_operation_that_is_missing_comes_before_a_number_that_makes_up_for_it
 
     sides = parity.function(scaled, {}, framework="torch"), parity.function(plain, {}, framework="jax")
     hint = parity.compare(*sides, draw(5, 6), seeds=1).first_divergence.hint
-    change = "no multiplication of its number"
+    change = "no multiplication by its number"
     assert re.fullmatch(rf"with {change} in torch \({LINE}\) both sides agree", hint), hint
