@@ -12,8 +12,11 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
+from attn_bridge.printable import listed
+
 from .assignment import template
 from .leftovers import rules_of
+from .names import layer_of
 from .patterns import Way, WayOptions
 from .tensors import Match, Pairing, Tensor
 
@@ -25,7 +28,10 @@ MAX_SHOWN = 16
 """Number of pairings to try if more than the limit remain."""
 
 MAX_LISTED, MAX_PAIRS = 4, 2
-"""Number of pairings that a message lists, and pairs of each."""
+"""Number of pairings, or of layers, that a message lists, and pairs of each pairing."""
+
+AS_IT_IS = "... -> ..."
+"""Pattern of a tensor that keeps its axes."""
 
 AGREE = 1e-9
 """Relative distance below which outputs agree: several times the rounding of float64 in a deep model."""
@@ -152,18 +158,12 @@ def settle(
         what = f"{len(agreeing)} make the outputs agree"
         if not is_ordered:
             raise _ambiguous(f" and {what}", some, names)
-        why = f"{what}; the first follows the order of execution and is judged; rules of your own settle it"
-        return _doubtful(first, by_name, why, _listed(tried, names))
+        return _doubtful(first, by_name, what, tried, names, is_ordered=is_ordered)
     if agreeing:
         return agreeing[0]
     if not is_whole and is_permuted and not is_ordered:
         raise _ambiguous("", some, names)
-    order = " by the order of execution" * is_ordered
-    why = (
-        f"no pairing makes the outputs agree; the first{order} is gone on with, and if another one is right, they may "
-        "begin to differ elsewhere: rules of your own settle it"
-    )
-    return _doubtful(first, by_name, why, _listed(some, names))
+    return _doubtful(first, by_name, "no pairing makes the outputs agree", some, names, is_ordered=is_ordered)
 
 
 def _distances(tried: Sequence[Pairing], probe: Distance, ordered: Pairing | None) -> list[float]:
@@ -200,9 +200,50 @@ def _untried(pairing: Pairing, by_name: Mapping[str, str]) -> Pairing:
     return dataclasses.replace(pairing, matches=matches)
 
 
-def _doubtful(pairing: Pairing, by_name: Mapping[str, str], why: str, candidates: str) -> Pairing:
-    tried = f"; tried: {candidates}" if candidates else ""
-    return dataclasses.replace(_untried(pairing, by_name), doubt=f"{why} (rules=, --rules){tried}")
+def _doubtful(
+    pairing: Pairing,
+    by_name: Mapping[str, str],
+    why: str,
+    tried: Sequence[Pairing],
+    names: set[str],
+    *,
+    is_ordered: bool,
+) -> Pairing:
+    """Return a pairing with a note that names its open pairs: by layers, or tensors if the way alone is open."""
+    pairs, differ = {match.first.name: match for match in pairing.matches}, _differing(tried, names)
+    texts = [_written_pair(pairs[name], is_way_open) for name, is_way_open in differ.items()]
+    order = " by the order of execution" * (is_ordered and not all(differ.values()))
+    judged = f"judged is the first{order}{': ' * bool(texts)}{listed(list(dict.fromkeys(texts)), MAX_LISTED)}"
+    rest = "if another is right, they may begin to differ elsewhere, and rules settle it (rules=, --rules)"
+    return dataclasses.replace(_untried(pairing, by_name), doubt=f"{why}; {judged}; {rest}")
+
+
+def _written_pair(match: Match, is_way_open: bool) -> str:
+    """Return an open pair by its layers, or by its tensors and the way between them if that alone is open."""
+    if not is_way_open:
+        tensors = match.first, match.second
+        return " = ".join((not tensor.alias and layer_of(tensor)) or tensor.name for tensor in tensors)
+    return f"{match.first.name} = {match.second.name}{_written_way(match)}"
+
+
+def _written_way(match: Match) -> str:
+    return f" ({'as it is' if match.pattern == AS_IT_IS else match.pattern})"
+
+
+def _differing(candidates: Sequence[Pairing], names: set[str]) -> dict[str, bool]:
+    """Return the first names of the pairs in which candidates differ -> whether by ways alone.
+
+    Ways are left out where it is open, too, which tensor is which.
+    """
+    partners: dict[str, set[str]] = collections.defaultdict(set)
+    patterns: dict[str, set[str]] = collections.defaultdict(set)
+    for candidate in candidates:
+        for match in candidate.matches:
+            if match.first.name in names:
+                partners[match.first.name].add(match.second.name)
+                patterns[match.first.name].add(match.pattern)
+    exchanged = [name for name in partners if len(partners[name]) > 1]
+    return dict.fromkeys(exchanged, False) or {name: True for name in partners if len(patterns[name]) > 1}
 
 
 def _usual_ways(links: Sequence[Link]) -> dict[Hashable, Way]:
@@ -271,22 +312,13 @@ def _ambiguous(what: str, candidates: Sequence[Pairing], names: set[str]) -> Val
 
 def _listed(candidates: Sequence[Pairing], names: set[str]) -> str:
     """Describe the first candidates by the pairs in which they differ from each other."""
-    rows = [{match.first.name: match for match in one.matches if match.first.name in names} for one in candidates]
-    partners: dict[str, set[str]] = collections.defaultdict(set)
-    patterns: dict[str, set[str]] = collections.defaultdict(set)
-    for row in rows:
-        for name, match in row.items():
-            partners[name].add(match.second.name)
-            patterns[name].add(match.pattern)
+    differ = _differing(candidates, names)
+    rows = [[match for match in candidate.matches if match.first.name in differ] for candidate in candidates]
 
     def written(match: Match) -> str:
-        name = match.first.name
-        return f"{name} = {match.second.name}{f' ({match.pattern})' if len(patterns[name]) > 1 else ''}"
+        return f"{match.first.name} = {match.second.name}{_written_way(match) * differ[match.first.name]}"
 
-    differ = [name for name in partners if len(partners[name]) > 1 or len(patterns[name]) > 1]
-    chosen = {name for name in differ if len(partners[name]) > 1} or set(differ)
-    texts = [", ".join([written(match) for name, match in row.items() if name in chosen][:MAX_PAIRS]) for row in rows]
-    texts = list(filter(None, dict.fromkeys(texts)))
+    texts = list(filter(None, dict.fromkeys(", ".join(map(written, row[:MAX_PAIRS])) for row in rows)))
     more = len(candidates) - MAX_LISTED
     return "; ".join(texts[:MAX_LISTED]) + (
         f"; and {more if more + MAX_LISTED <= MAX_CANDIDATES else 'many'} more" if more > 0 and texts else ""

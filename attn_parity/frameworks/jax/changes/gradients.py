@@ -126,7 +126,9 @@ class StoppedPrograms:
         for value in dict.fromkeys(item for _, _, item in edges):
             if len(self._program.takes[value]) > 1 and differing <= sources[value]:
                 maker = self._program.makes.get(value)
-                name = "an argument" if maker is None else f"the result of {self._program.operations[maker].called_name}"
+                name = (
+                    "an argument" if maker is None else f"the result of {self._program.operations[maker].called_name}"
+                )
 
                 def ends(at: int, index: int, atom: Atom, value: Atom = value) -> bool:
                     return bool(atom == value)
