@@ -95,6 +95,16 @@ def in_run(at: int, count: int) -> str:
     return f" in run {at + 1} of {count} alone" if count > 1 else ""
 
 
+def transposed_operand(index: int, shapes: Sequence[Sequence[int]]) -> str:
+    """Describe a product with a square operand transposed, by its size if the other operand has another one.
+
+    The order of operands alone may be another one than that of the code: JAX exchanges those of einsum.
+    """
+    size = shapes[index][-1]
+    is_alone = sum(tuple(shape[-2:]) == (size, size) for shape in shapes) == 1
+    return f"the {f'{size} x {size}' if is_alone else ORDINALS[index]} operand of a product transposed"
+
+
 def orders(parts: Sequence[int], count: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the orders of some parts that are not their own, two exchanged parts first.
 

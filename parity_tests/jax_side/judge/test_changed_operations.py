@@ -165,6 +165,10 @@ FAULTS = {
         lambda x: x[::-1] * (1 - jnp.sin(x)) + jnp.sin(x) * x,
         lambda x: x[::-1] * jnp.sin(x) + (1 - jnp.sin(x)) * x,
     ),
+    "the 4 x 4 operand of a product transposed": (
+        lambda x: jnp.sin(jnp.einsum("bij,bkj->bki", square(x).mT + 1, x)),
+        lambda x: jnp.sin(jnp.einsum("bij,bkj->bki", square(x) + 1, x)),
+    ),
     "a diagonal 1 lower in triu": (lambda x: jnp.triu(x, 1).sum(1) * 2, lambda x: jnp.triu(x, 2).sum(1) * 2),
     "the slice from 1 for the one from 0 along axis 2": (
         lambda x: x[..., :-1] * jnp.sin(x[..., 1:]) + x[..., 1:],

@@ -88,7 +88,11 @@ FAULTS = {
         lambda x: torch.einsum("bij,bkj->bik", square(x), square(x)).sin(),
         lambda x: torch.einsum("bij,bjk->bik", square(x), square(x)).sin(),
     ),
-    "operand 1 of a product transposed": (
+    "the first operand of a product transposed": (
+        lambda x: (square(x).mT @ (square(x) + 1)).sin(),
+        lambda x: (square(x) @ (square(x) + 1)).sin(),
+    ),
+    "the 4 x 4 operand of a product transposed": (
         lambda x: (x @ (square(x).mT + 1)).sin(),
         lambda x: (x @ (square(x) + 1)).sin(),
     ),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ....hints.changes import reductions, scaled_transforms
+from ....hints.changes import reductions, scaled_transforms, transposed_operand
 from ....sides.subject import Array
 from .program import Function, Operation, Program, ProgramChange, Value
 
@@ -70,7 +70,8 @@ def of_product(program: Program, operation: Operation) -> Iterator[ProgramChange
                 return [item.swapaxes(-1, -2) if at == index else item for at, item in enumerate(operands)]
 
             results = operation.taking(turned)
-            yield ProgramChange(f"operand {index} of a product transposed", operation.at, {operation.at: results})
+            text = transposed_operand(index, [item.shape for item in operation.shapes])
+            yield ProgramChange(text, operation.at, {operation.at: results})
 
 
 def of_convolution(program: Program, operation: Operation) -> Iterator[ProgramChange]:

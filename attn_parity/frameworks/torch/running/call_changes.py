@@ -30,6 +30,7 @@ from ....hints.changes import (
     scaled_transforms,
     shifts,
     softmaxes,
+    transposed_operand,
 )
 from ....hints.rearranged import reshapes
 from ....sides.subject import Array
@@ -255,11 +256,12 @@ def _other_axes(call: TorchCall) -> Ways:
 def _products(call: TorchCall) -> Ways:
     """Yield products with a square operand transposed, and sums of products with two letters of a term exchanged."""
     if call.name != "einsum":
+        shapes = [tuple(getattr(operand, "shape", ())) for operand in call.args[:2]]
         for index, operand in enumerate(call.args[:2]):
             if isinstance(operand, Tensor) and operand.ndim > 1 and operand.shape[-1] == operand.shape[-2]:
                 args = [one.mT if at == index else one for at, one in enumerate(call.args)]
                 with torch.no_grad():
-                    yield f"operand {index} of a product transposed", _array(call.func(*args, **call.kwargs))
+                    yield transposed_operand(index, shapes), _array(call.func(*args, **call.kwargs))
         return
     equation = call.args[0].replace(" ", "") if isinstance(call.args[0], str) else ""
     terms = re.split(r"(,|->)", equation)
