@@ -36,6 +36,11 @@ _FORWARD = ("forward", "__call__")
 _MOST_SHOWN = 60
 """Most characters of an expression that are shown."""
 
+_OF_OPERATIONS = frozenset(
+    "torch functorch jax jaxlib flax haiku equinox keras numpy scipy einops einx optax chex jaxtyping".split()
+)
+"""Installed packages whose lines name no model: their layers and operations are those that all code calls."""
+
 _DUMPED = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
@@ -63,10 +68,12 @@ class CallSite(NamedTuple):
     Attributes:
         below: the instructions from the operation to the user's line: every run of this code has the same ones.
         lines: the user's line, and those that call its function, up to the forward pass of a module.
+        inner: the innermost line of an installed model that the user's line calls, if the operation is in one.
     """
 
     below: tuple[object, ...]
     lines: tuple[StackLine, ...]
+    inner: StackLine | None = None
 
     @property
     def where(self) -> str:
@@ -150,11 +157,14 @@ def call_site(lines: Sequence[StackLine]) -> CallSite | None:
     names = (lines[at].function.rpartition(".")[2] for at in own)  # JAX has qualified names
     last = next((number for number, name in enumerate(names) if name in _FORWARD), len(own) - 1)
     below = tuple(line.instruction for line in lines[: own[0] + 1])
-    return CallSite(below, tuple(lines[at] for at in own[: last + 1]))
+    inner = next((line for line in lines[: own[0]] if _is_in_model(line.file)), None)
+    return CallSite(below, tuple(lines[at] for at in own[: last + 1]), inner)
 
 
 def located(sites: Sequence[CallSite], alike: Collection[CallSite]) -> str:
     """Return ``file:line`` of operations, with the differences from other operations of their kind.
+
+    An operation inside a model of an installed library has the line there first.
 
     Those are their expression where the line has several, and the lines of the call where other code calls the helper
     function that has the line.
@@ -175,6 +185,8 @@ def located(sites: Sequence[CallSite], alike: Collection[CallSite]) -> str:
         mixed = len({site.lines[depth].instruction for site in sites if len(site.lines) > depth}) > 1
         is_alone = mixed or all(one.instruction == line.instruction for one in beside)
         where = f"{_shortened(line.file)}:{line.number}"
+        if not depth and mine.inner is not None and len({site.inner and site.inner[:2] for site in sites}) == 1:
+            where = f"{_shortened(mine.inner.file)}:{mine.inner.number}, called at {where}"
         if depth:
             where = f"called in line {line.number}" if line.file == mine.lines[0].file else f"called at {where}"
         texts.append(where if is_alone else f"{where} `{_expression(line)}`")
@@ -228,12 +240,17 @@ def place(line: StackLine) -> str:
 
 
 def _shortened(file: str) -> str:
-    """Return a path relative to the working folder if it is below it, ``cell In[3]`` of a notebook, else unchanged."""
+    """Return a path relative to the installed packages or to the working folder if it is below them.
+
+    A cell of a notebook is ``cell In[3]``, and any other path is unchanged.
+    """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     cell = None if shell is None else shell.compile.format_code_name(file)
     if cell is not None:
         return " ".join(cell).replace("Cell", "cell")  # a cell's file is a temporary one that its readers don't know
+    if "site-packages" in Path(file).parts:
+        return file.replace(os.sep, "/").rpartition("/site-packages/")[2]
     with contextlib.suppress(ValueError, OSError):  # OSError: the working folder is gone
         return Path(file).relative_to(Path.cwd()).as_posix()
     return file
@@ -254,6 +271,13 @@ def _is_calling(file: str) -> bool:
 
 def _is_below(file: str, source: Path) -> bool:
     return Path(file).is_relative_to(source)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_in_model(file: str) -> bool:
+    """Return whether a file is in an installed package of models, such as `transformers`."""
+    _, folder, inside = file.replace(os.sep, "/").rpartition("/site-packages/")
+    return bool(folder) and inside.partition("/")[0] not in _OF_OPERATIONS and not _is_calling(file)
 
 
 @functools.lru_cache(maxsize=4096)

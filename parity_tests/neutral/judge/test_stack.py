@@ -48,3 +48,17 @@ LONGEST = f"mark({'1' * 54})"
 def test_one_of_several_calls_in_a_line_is_named_by_its_expression(tmp_path, body, texts):
     path = tmp_path / "model.py"
     assert located_calls(path, body) == [f"{path}:{text}" for text in texts]
+
+
+@pytest.mark.parametrize(("library", "is_model"), [("models", True), ("torch", False)])
+def test_an_operation_in_an_installed_model_has_its_line_there(tmp_path, library, is_model):
+    inner, outer = tmp_path / "site-packages" / library / "layers.py", tmp_path / "own.py"
+    inner.parent.mkdir(parents=True)
+    inner.write_text("\ndef layer(mark):\n    mark()\n")
+    outer.write_text("def forward(mark):\n    layer(mark)\n")
+    namespace, sites = {}, []
+    for path in (inner, outer):
+        exec(compile(path.read_text(), path, "exec"), namespace)
+    namespace["forward"](lambda: sites.append(stack.call_site(stack.live(sys._getframe(1)))))
+    called = f"{outer}:2"
+    assert stack.located(sites, sites) == (f"models/layers.py:3, called at {called}" if is_model else called)
