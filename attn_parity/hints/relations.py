@@ -315,7 +315,8 @@ def positions(case: Case) -> str:
     if moved or not axis or not off.any() or (off | silent).all():  # axis 0 is mostly that of samples
         return moved
     same = " by the same numbers for every entry of axis 0" if _is_same_in_every_entry(case) else ""
-    return f"along axis {axis}, {_listed(np.flatnonzero(off), len(off))} differ{same}, the others agree"
+    differ = "differs" if off.sum() == 1 else "differ"
+    return f"along axis {axis}, {_listed(np.flatnonzero(off), len(off))} {differ}{same}, the others agree"
 
 
 def _listed(places: Array, size: int) -> str:

@@ -25,7 +25,7 @@ from .boundaries import Boundaries
 from .feeding import calling_of, feeding_of, reshaped_before
 from .narrowing import SMALL_PART, Narrowed, Narrowing
 from .sides import FAILURES, FreshRuns, Sides, SubmoduleRunner, calls_of, recorded_again, sides_of
-from .tree import Node, Standing, build, nearest, walk
+from .tree import Node, Standing, build, difference, nearest, walk
 from .trials.changed_operations import ChangedOperations, Trial
 from .trials.forcing import CallTrial, Paths, compare_freely, evidence_between, evidence_of, force
 from .trials.weighing import explained, rounding, weigh
@@ -400,11 +400,11 @@ class _Search:
             return node.message
         if self._guilty(node, "forward") and node.forward is not None:
             how = "fed the same inputs, the" if self.runner is not None else "its inputs agree, and its"
-            return f"{how} outputs differ by {node.forward:.2g} of the largest value"
+            return f"{how} {difference('outputs differ', node.forward, 'value')}"
         if self._guilty(node, "backward") and node.backward is not None:
             return (
-                f"fed the same inputs and gradients, the outputs agree and {node.worst} differs by "
-                f"{node.backward:.2g} of the largest gradient"
+                "fed the same inputs and gradients, the outputs agree and "
+                f"{difference(f'{node.worst} differs', node.backward, 'gradient')}"
             )
         return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -161,6 +162,18 @@ def walk(node: Node) -> Iterator[Node]:
     yield node
     for child in node.children:
         yield from walk(child)
+
+
+def difference(subject: str, error: float, largest: str) -> str:
+    """Describe a difference relative to the largest value, or that entries are finite on one side alone.
+
+    Args:
+        subject: the tensors and their verb, such as "the outputs differ".
+        error: the relative difference; infinite where such entries are.
+        largest: the kind of the value.
+    """
+    by = "where one side alone is finite" if math.isinf(error) else f"by {error:.2g} of the largest {largest}"
+    return f"{subject} {by}"
 
 
 def nearest(node: Node) -> Iterator[Node]:

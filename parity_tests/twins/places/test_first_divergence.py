@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from flax import nnx
 from torch import nn
 
-from attn_bridge.parity import compare
+from attn_bridge.parity import compare, function
 
 DEPTH, WIDTH = 2, 8
 X = np.random.default_rng(1).normal(size=(2, 5, WIDTH)).astype(np.float32)
@@ -210,3 +211,12 @@ def test_a_reference_computes_the_same():
     ours, theirs = models()
     ours.blocks[0].gain = 1.001
     assert compare(ours, theirs, X, seeds=1, reference=True).verdict == "different"
+
+
+def test_outputs_that_one_side_alone_has_finite_differ_by_no_number():
+    sides = (
+        function(lambda _, x: torch.where(x > 0, x.sin(), 3.0), {}, framework="torch"),
+        function(lambda _, x: jnp.where(x > 0, jnp.sin(x), jnp.inf), {}, framework="jax"),
+    )
+    divergence = compare(*sides, np.random.default_rng(0).normal(size=(3, 4)), seeds=1).first_divergence
+    assert divergence.message == "fed the same inputs, the outputs differ where one side alone is finite"

@@ -433,6 +433,13 @@ PLANTED = {
         },
         "torch computes fc2(GELU by erf(fc1)), Flax fc2(ReLU(fc1))",
     ),
+    "one token": (
+        X,
+        X + draw(3, 7, 16) * (np.arange(7) == 4)[:, None],
+        [],
+        {},
+        "along axis 1, entry 4 of 7 differs, the others agree",
+    ),
     "packed documents": (
         X,
         X + draw(3, 7, 16) * (np.arange(7) % 3 == 1)[:, None],
