@@ -37,7 +37,8 @@ _MOST_SHOWN = 60
 """Most characters of an expression that are shown."""
 
 _OF_OPERATIONS = frozenset(
-    "torch functorch jax jaxlib flax haiku equinox keras numpy scipy einops einx optax chex jaxtyping".split()
+    ("torch", "functorch", "jax", "jaxlib", "flax", "haiku", "equinox", "keras", "optax", "chex", "jaxtyping")
+    + ("numpy", "scipy", "einops", "einx")
 )
 """Installed packages whose lines name no model: their layers and operations are those that all code calls."""
 
