@@ -36,9 +36,9 @@ _FORWARD = ("forward", "__call__")
 _MOST_SHOWN = 60
 """Most characters of an expression that are shown."""
 
-_OF_OPERATIONS = frozenset(
-    ("torch", "functorch", "jax", "jaxlib", "flax", "haiku", "equinox", "keras", "optax", "chex", "jaxtyping")
-    + ("numpy", "scipy", "einops", "einx")
+_OF_OPERATIONS = (
+    *("torch", "functorch", "jax", "jaxlib", "flax", "haiku", "equinox", "keras", "optax", "chex", "jaxtyping"),
+    *("numpy", "scipy", "einops", "einx"),
 )
 """Installed packages whose lines name no model: their layers and operations are those that all code calls."""
 

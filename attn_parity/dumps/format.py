@@ -164,6 +164,11 @@ class Dump:
 
     # ---- as a subject
 
+    @property
+    def changed(self) -> frozenset[str]:
+        """Nothing: `unreached` has the names that calls changed."""
+        return frozenset()
+
     def parameters(self) -> dict[str, SideWeight]:
         """Return the parameters and running statistics by name, and the state that `carry` named."""
         manifest = self.manifest

@@ -324,6 +324,10 @@ class Subject(Protocol):
     """``torch module``, ``NNX module``, ``Linen module``, ``torch function`` or ``JAX function``."""
 
     @property
+    def changed(self) -> Collection[str]:
+        """Names that calls changed, other than weights and running statistics."""
+
+    @property
     def name(self) -> str:
         """Class of the module."""
 

@@ -257,6 +257,7 @@ def covered(runner: Runner, findings: Findings) -> Coverage:
     else:
         _cover(runner, {name: matches[name] for name in zero[:MAX_PROBES]}, coverage)
     coverage.unreached = [
+        *_changed_alone(pair),
         *(line for side in SIDES for line in pair.subject(side).unreached(pair.arguments[side])),
         *findings.unreached,
         *_not_compared(pair, findings.compared),
@@ -292,6 +293,20 @@ def _cover_large(runner: Runner, matches: list[Match], outputs: OutputArrays, co
         coverage.notes.append(f"{', '.join(names)}: the output depends on some of them, but their gradient is zero")
     else:
         coverage.invariances = names
+
+
+def _changed_alone(pair: Pair) -> Iterator[str]:
+    """Report paired state that calls change on one side alone, such as a cache that the other never writes."""
+    changed = {side: pair.subject(side).changed for side in SIDES}
+    for side in SIDES:
+        other: Side = "second" if side == "first" else "first"
+        names = [
+            match.first.name
+            for match in pair.pairing.matches
+            if match.tensor(side).source in changed[side] and match.tensor(other).source not in changed[other]
+        ]
+        if names:
+            yield f"state after a call: {listed(names, MAX_NAMES)}, which {pair.shown[side]} alone changes"
 
 
 def _not_compared(pair: Pair, compared: Collection[str]) -> Iterator[str]:

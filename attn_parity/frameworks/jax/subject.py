@@ -199,6 +199,11 @@ class JaxSubject(ProbedSide):
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
         return self._adapter.settings()
 
+    @property
+    def changed(self) -> set[str]:
+        """Names that calls changed, other than weights, running statistics and random state."""
+        return self.part("").changed
+
     def modes(self, arguments: Arguments) -> dict[str, bool]:
         """Return name -> default of the arguments of this call that switch between train and eval mode."""
         return mode_arguments(self._adapter.called(arguments.kwargs.get("method")))
@@ -211,8 +216,8 @@ class JaxSubject(ProbedSide):
         missing = [name for name in names if name not in passed]
         what = self._adapter.label.removesuffix(f" {self.name}")
         texts = [f"the {what}'s `{name}` (you gave none)" for name in missing]
-        changed = ", ".join(sorted(self.part("").changed))
-        again = [f"a second call: what a call changes is put back before each ({changed})"] if changed else []
+        changed = ", ".join(sorted(self.changed))
+        again = [f"a second call: what a call changes is put back before each and not compared ({changed})"] if changed else []
         return [*branches, *self._adapter.caches(), *texts, *again]
 
     def run(

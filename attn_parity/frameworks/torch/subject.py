@@ -188,7 +188,7 @@ class TorchSubject:
                 behaviour.append(f"hooks on the gradient of {name}: gradients are compared without them")
         if self.changed:
             behaviour.append(
-                f"a second call: what a call changes is put back before each ({', '.join(sorted(self.changed))})"
+                f"a second call: what a call changes is put back before each and not compared ({', '.join(sorted(self.changed))})"
             )
         return behaviour
 

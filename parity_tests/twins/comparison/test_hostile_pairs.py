@@ -159,7 +159,7 @@ def test_state_changed_by_a_call_is_listed_as_unreached(where):
     report = judge(first, second)
     assert report.verdict == "equal"
     name = {"attribute": "calls", "buffer": "count", "NNX": "count", "Linen": "state.count"}[where]
-    wanted = f"a second call: what a call changes is put back before each ({name})"
+    wanted = f"a second call: what a call changes is put back before each and not compared ({name})"
     assert [one for one in report.unreached if one.startswith("a second call")] == [wanted]
 
 
