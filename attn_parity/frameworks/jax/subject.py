@@ -217,8 +217,8 @@ class JaxSubject(ProbedSide):
         what = self._adapter.label.removesuffix(f" {self.name}")
         texts = [f"the {what}'s `{name}` (you gave none)" for name in missing]
         changed = ", ".join(sorted(self.changed))
-        again = [f"a second call: what a call changes is put back before each and not compared ({changed})"] if changed else []
-        return [*branches, *self._adapter.caches(), *texts, *again]
+        again = f"a second call: what a call changes is put back before each and not compared ({changed})"
+        return [*branches, *self._adapter.caches(), *texts, *[again] * bool(changed)]
 
     def run(
         self,

@@ -187,9 +187,8 @@ class TorchSubject:
             if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
                 behaviour.append(f"hooks on the gradient of {name}: gradients are compared without them")
         if self.changed:
-            behaviour.append(
-                f"a second call: what a call changes is put back before each and not compared ({', '.join(sorted(self.changed))})"
-            )
+            names = ", ".join(sorted(self.changed))
+            behaviour.append(f"a second call: what a call changes is put back before each and not compared ({names})")
         return behaviour
 
     def run(

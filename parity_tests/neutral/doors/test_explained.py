@@ -128,7 +128,7 @@ def step(report):
         (["statistics of norm: those of a batch are for train mode"], [], "run attn-bridge compare --train in a shell"),
         (["train mode of net: its code asks which mode it is in"], [], "run attn-bridge compare --train in a shell"),
         ([], ["idle.weight"], "see in the code of both sides whether anything reads idle.weight (an "),
-        (["a second call: what a call changes is put back before each and not compared (count)"], [], "done; call compare with "),
+        (["a second call: what a call changes (count) is put back"], [], "done; call compare with "),
         (["hooks on the gradient of w: gradients are compared without them"], [], "done; call compare with "),
         ([], [], "done; call compare with other dtypes or inputs for more evidence"),
     ],
