@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from ..pair import SIDES, Aligned, Pair
-from ..results.findings import SEVERITY, Picture, Side, TensorVerdict, Verdict
+from ..results.findings import SEVERITY, Picture, Side, TensorVerdict, Worst
 from ..samples import calls
 from ..samples.sampling import Planned, Sample
 from ..sides.arrays import is_float, is_large
@@ -31,6 +31,15 @@ PICTURE_SIZE = 1 << 18
 
 MAX_PICTURES = 64
 """Most tensors that are kept for pictures. A page draws fewer (`figures.MAX`); which differ is known at the end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unequal:
+    """Whole numbers or truth values that are not the same: how many, the first of them, and the sample in words."""
+
+    message: str
+    worst: Worst | None
+    sample: str
 
 
 @dataclasses.dataclass
@@ -52,7 +61,8 @@ class Bench:
         self.measures: dict[MeasureKey, list[Measure]] = {}
         self.planned: list[Planned] = []
         self.about: dict[str, tuple[str, str, tuple[int, ...]]] = {}
-        self.exactly: dict[str, str] = {}
+        self.exactly: dict[str, Unequal | None] = {}
+        self.unequal: Sample | None = None
         self.probed: dict[Side, dict[MeasureKey, list[Measure]]] = {}
         self.pictures: list[Picture] = []
         self.outputs: dict[Side, list[Array]] = {}
@@ -87,7 +97,7 @@ class Bench:
             self.noise.differences,
             self.zero,
             self.pictures,
-            self.furthest,
+            self._telling(verdicts),
             self.outputs,
             self.explained,
             [*self.noise.notes, *self.notes],
@@ -96,6 +106,11 @@ class Bench:
             self.apart,
             self.mesh,
         )
+
+    def _telling(self, verdicts: Sequence[TensorVerdict]) -> Sample | None:
+        """Return the sample on which a place is looked for; one of unequal whole numbers where these alone differ."""
+        floats = (one.verdict for one in verdicts if one.name not in self.exactly)
+        return self.furthest if self.unequal is None or any(one != "equal" for one in floats) else self.unequal
 
     def _untaken(self) -> Iterator[str]:
         """Yield the branches of code that no sample took; a mask that hides nothing is reported on its own."""
@@ -179,7 +194,7 @@ class Bench:
         for name, tensor in tensors.items():
             earlier = self.measures.get((name, self.modes[0]), [])
             if not is_float(tensor.first) or not is_float(tensor.second):
-                self._compare_exactly(name, tensor.first, tensor.second)
+                self._compare_exactly(name, tensor.first, tensor.second, sample)
             elif not earlier or not agree(
                 tensor.first, tensor.second, self.dtype, scales[tensor.kind], earlier, far.get(name)
             ):
@@ -201,7 +216,8 @@ class Bench:
             self.about[name] = (tensor.kind, tensor.second_name, tensor.first.shape)
             if not is_float(tensor.first) or not is_float(tensor.second):
                 exact = {side: named[name][1] for side, named in truths.items()}
-                self._compare_exactly(name, exact.get("first", tensor.first), exact.get("second", tensor.second))
+                values = (exact.get("first", tensor.first), exact.get("second", tensor.second))
+                self._compare_exactly(name, *values, sample)
                 continue
             oracle, other = (truths[side][name][1] if side in truths else None for side in SIDES)
             measured = measure(
@@ -228,11 +244,17 @@ class Bench:
         if first.size <= PICTURE_SIZE and len(self.pictures) < MAX_PICTURES:
             self.pictures.append(Picture(name, first, second, oracle))
 
-    def _compare_exactly(self, name: str, first: Array, second: Array) -> None:
-        differing = int((first != second).sum())
-        if differing and not self.exactly.get(name):
-            self.exactly[name] = f"{differing} of {first.size} elements are not the same"
-        self.exactly.setdefault(name, "")
+    def _compare_exactly(self, name: str, first: Array, second: Array, sample: Sample) -> None:
+        differs = np.asarray(first != second)
+        if differs.any() and not self.exactly.get(name):
+            message = f"{int(differs.sum())} of {first.size} elements are not the same"
+            index = tuple(map(int, np.unravel_index(int(differs.argmax()), differs.shape)))
+            is_real = {first.dtype.kind, second.dtype.kind} <= set("iub")
+            values = (float(first[index]), float(second[index])) if is_real else None
+            worst = None if values is None else Worst(self.count, index, *values, None)
+            self.exactly[name] = Unequal(message, worst, sample.title())
+            self.unequal = self.unequal or sample
+        self.exactly.setdefault(name, None)
 
     def _allow_explained(self, result: Taken) -> None:
         """Allow the differences in meaning of the last sample that tables, literals or fused attention explain."""
@@ -261,8 +283,10 @@ class Bench:
         verdicts = []
         for name, (kind, second_name, shape) in self.about.items():
             if name in self.exactly:
-                verdict: Verdict = "different" if self.exactly[name] else "equal"
-                verdicts.append(TensorVerdict(name, second_name, kind, shape, self.dtype, verdict, self.exactly[name]))
+                verdict = TensorVerdict(name, second_name, kind, shape, self.dtype, "equal")
+                if (unequal := self.exactly[name]) is not None:
+                    verdict = dataclasses.replace(verdict, verdict="different", **vars(unequal))
+                verdicts.append(verdict)
             else:
                 verdicts.append(max((self._decide(name, mode) for mode in self.modes), key=_badness))
         return verdicts

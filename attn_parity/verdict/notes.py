@@ -272,18 +272,22 @@ def _cover(runner: Runner, matches: dict[str, Match], coverage: Coverage) -> Non
     before = {side: runner.changed(side, [], 0.0) for side in SIDES}
     # All of them at once: if nothing moves then, none of them has to be moved alone.
     still = not any(runner.reaches(side, before, list(matches.values()), 1.0) for side in SIDES)
+    silent = []
     for name, match in matches.items():
         reached = {side: runner.reaches(side, before, [match], np.nan) for side in SIDES}
         if all(reached.values()):
             if still or not any(runner.reaches(side, before, [match], 1.0) for side in SIDES):
                 coverage.invariances.append(name)
             else:
-                coverage.notes.append(f"{name}: the output depends on it, but its gradient is zero on both sides")
+                silent.append(name)
         elif any(reached.values()):
             idle = next(side for side, used in reached.items() if not used)
             coverage.unused[name] = runner.pair.shown[idle]
         else:
             coverage.unexercised.append(name)
+    if silent:
+        them = "it, but its" if len(silent) == 1 else "them, but their"
+        coverage.notes.append(f"{listed(silent, MAX_NAMES)}: the output depends on {them} gradient is zero on both sides")
 
 
 def _cover_large(runner: Runner, matches: list[Match], outputs: OutputArrays, coverage: Coverage) -> None:

@@ -262,6 +262,8 @@ class Live:
         # in the own precision.
         limit = 1e-11 if side not in self.pair.lacks and not large else 1e-4
         scale = scale_of([one for one, _ in pairs]) or 1.0
+        if any(not is_float(one) and not np.array_equal(one, two) for one, two in pairs):
+            return True
         return any(
             float(np.nanmax(np.abs(one - two), initial=0.0)) > limit * scale for one, two in pairs if is_float(one)
         )

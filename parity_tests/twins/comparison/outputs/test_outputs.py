@@ -16,7 +16,7 @@ from torch import nn
 from attn_bridge.parity import ParityError
 from attn_parity.results.findings import shown
 
-from ..compare.sides import judge, scale, verdicts
+from ..compare.sides import X, judge, scale, verdicts
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,21 @@ def test_integers_are_compared_exactly():
 
 def test_an_output_without_floats_can_differ():
     report = judge(lambda m, x: (x * m.w).argmax(-1), lambda m, x: (x * m.w).argmin(-1))
-    assert (report.verdict, report.unexercised) == ("different", ["w"])
+    assert (report.verdict, report.unexercised) == ("different", [])
+    assert "w: the output depends on it, but its gradient is zero on both sides" in report.notes
+
+
+def test_whole_numbers_that_alone_differ_have_a_place_and_values():
+    """They do so in drawn samples, and not in the given input."""
+    report = judge(
+        lambda m, x: (x * m.w).argmax(-1),
+        lambda m, x: (x * m.w).argmax(-1).at[0, 0].add(jnp.where(abs(x[0, 0, 0] - X[0, 0, 0]) > 1e-6, 1, 0)),
+    )
+    (tensor,) = (one for one in report.tensors if one.name == "output")
+    assert tensor.worst.second - tensor.worst.first == 1
+    assert tensor.worst.index == (0, 0)
+    assert "seed" in tensor.sample
+    assert (report.first_divergence.path, report.first_divergence.direction) == ("", "forward")
 
 
 def where(x):
