@@ -287,7 +287,9 @@ def _cover(runner: Runner, matches: dict[str, Match], coverage: Coverage) -> Non
             coverage.unexercised.append(name)
     if silent:
         them = "it, but its" if len(silent) == 1 else "them, but their"
-        coverage.notes.append(f"{listed(silent, MAX_NAMES)}: the output depends on {them} gradient is zero on both sides")
+        coverage.notes.append(
+            f"{listed(silent, MAX_NAMES)}: the output depends on {them} gradient is zero on both sides"
+        )
 
 
 def _cover_large(runner: Runner, matches: list[Match], outputs: OutputArrays, coverage: Coverage) -> None:

@@ -187,8 +187,8 @@ class TorchSubject:
             if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
                 behaviour.append(f"hooks on the gradient of {name}: gradients are compared without them")
         if self.changed:
-            names = ", ".join(sorted(self.changed))
-            behaviour.append(f"a second call: what a call changes is put back before each and not compared ({names})")
+            changed = ", ".join(sorted(self.changed))
+            behaviour.append(f"a second call: what a call changes is put back before each and not compared ({changed})")
         return behaviour
 
     def run(
