@@ -341,8 +341,8 @@ def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[Lay
         below = next((some for some in _below(tensors, count, total) if not some[1] & stacked), None)
         stack = LayerStack(*below, *counted) if below else None
         if stack is None:
-            layers = [one for one in others if one.spelled.startswith(prefix)]
-            alone = _stacked_by_shape([one for one in tensors if one.name not in stacked], layers, count)
+            free = [one for one in tensors if one.name not in stacked]
+            alone = _stacked_by_shape(free, others, prefix, count)
             stack = LayerStack("", frozenset(alone), 0, *counted) if alone else None
         if stack is not None:
             wanted[count, total] -= 1
@@ -365,26 +365,38 @@ def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[tuple[
             yield path, frozenset(tensor.name for tensor in below), axis
 
 
-def _stacked_by_shape(tensors: Sequence[Tensor], layers: Sequence[Tensor], count: int) -> set[str]:
+def _stacked_by_shape(tensors: Sequence[Tensor], others: Sequence[Tensor], prefix: str, count: int) -> set[str]:
     """Return the stacked tensors in a mixed list: those whose first axis counts the layers and whose sizes fit.
+
+    Of more that fit, those come last that have a counterpart as they are, by name or by shape.
 
     Args:
         tensors: the tensors of the side with stacks.
-        layers: the other side's tensors in numbered layers.
+        others: the other side's tensors.
+        prefix: path of its numbered layers.
         count: number of layers.
     """
+    layers = [one for one in others if one.spelled.startswith(prefix)]
+    rest = [one for one in others if not one.spelled.startswith(prefix)]
+    wholes = {_word(one): math.prod(one.shape) for one in rest}
+    shapes = {_sizes(one) for one in rest}
     first = [tensor for tensor in tensors if tensor.shape[:1] == (count,) and len(tensor.shape) > 1]
     if sum(math.prod(one.shape) for one in first) == sum(math.prod(one.shape) for one in layers):
         return {tensor.name for tensor in first}
     sizes = collections.Counter(math.prod(one.shape) for one in layers)
     each = {size: number // count for size, number in sizes.items()}
     chosen: set[str] = set()
-    for tensor in first:
+    for tensor in sorted(first, key=lambda one: (wholes.get(_word(one)) == math.prod(one.shape), _sizes(one) in shapes)):
         size = math.prod(tensor.shape) // count
         if each.get(size, 0):
             each[size] -= 1
             chosen.add(tensor.name)
     return chosen if chosen and not any(each.values()) else set()
+
+
+def _word(tensor: Tensor) -> str:
+    """Return the last part of a tensor's name."""
+    return tensor.spelled.rpartition(".")[2].lower()
 
 
 def _families(tensors: Sequence[Tensor]) -> dict[str, tuple[set[int], int]]:

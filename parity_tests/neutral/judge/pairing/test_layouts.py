@@ -211,6 +211,24 @@ def test_numbered_experts_are_stacked():
         assert np.array_equal(found[f"layers_{i}.moe.{name}"].view(np.uint32)[j], bits.T)
 
 
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize(
+    ("plain", "its_plain", "shape", "its_stack"),
+    [
+        ("bias", "bias", (2, 12), "gate"),  # by its name
+        ("shift", "alpha", (2, 12, 1), "beta"),  # by its shape
+        ("shift", "beta", (2, 12, 1), "alpha"),
+    ],
+)
+def test_a_tensor_with_a_counterpart_as_it_is_is_no_stack(plain, its_plain, shape, its_stack, is_before):
+    """Two numbered gates of 12, and another tensor of 2 x 12."""
+    ours = {f"gating.{i}.weight": ((1, 12), "Linear") for i in range(2)} | {plain: (shape, "")}
+    theirs = [(its_plain, (shape, "")), (its_stack, ((2, 12), ""))]
+    pairing = propose(parameters(ours), parameters(dict(theirs if is_before else theirs[::-1])), lambda one: 1.0)
+    found = {row.torch: row.flax for row in pairing.rows()}
+    assert found == {plain: its_plain, **{f"gating.{i}.weight": f"{its_stack}[{i}]" for i in range(2)}}
+
+
 def test_slices_of_stacked_experts_go_to_the_expert_of_their_number():
     """Before, order of execution gave all of an expert's layers the first slices of one stack."""
     ours = parameters(
