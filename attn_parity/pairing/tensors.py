@@ -386,7 +386,8 @@ def _stacked_by_shape(tensors: Sequence[Tensor], others: Sequence[Tensor], prefi
     sizes = collections.Counter(math.prod(one.shape) for one in layers)
     each = {size: number // count for size, number in sizes.items()}
     chosen: set[str] = set()
-    for tensor in sorted(first, key=lambda one: (wholes.get(_word(one)) == math.prod(one.shape), _sizes(one) in shapes)):
+    by_name = {tensor.name for tensor in first if wholes.get(_word(tensor)) == math.prod(tensor.shape)}
+    for tensor in sorted(first, key=lambda tensor: (tensor.name in by_name, _sizes(tensor) in shapes)):
         size = math.prod(tensor.shape) // count
         if each.get(size, 0):
             each[size] -= 1
