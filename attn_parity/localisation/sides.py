@@ -89,6 +89,11 @@ class SubmoduleRunner:
         run: Run = self._sides.subjects[side].run(weights, arguments, cotangents, dtype=dtype, path=path)
         return run
 
+    @property
+    def argument_names(self) -> list[str]:
+        """Names of the positional arguments of the first side's whole call."""
+        return self._sides.subjects["first"].argument_names
+
     def weights(self, side: Side) -> Arrays:
         """Return one side's weights as they are run in float64."""
         return self._weights[side]

@@ -115,6 +115,10 @@ def force(
             backward = max(gradients.values(), default=0.0)
             if backward > (measured.backward or 0.0):
                 worst = max(gradients, key=lambda name: gradients[name])
+                if not paths["first"]:  # a submodule's call has no names
+                    leaf_names = calls["first"].arguments.named(runner.argument_names)
+                    inputs = [[leaf_names[place] for place in group.places("first")] for group in feed.groups]
+                    worst = {f"input {i}": " and ".join(names) for i, names in enumerate(inputs)}.get(worst, worst)
                 measured = dataclasses.replace(measured, worst=f"the gradient of {worst}")
             measured = dataclasses.replace(
                 measured,

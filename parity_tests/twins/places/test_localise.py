@@ -10,7 +10,7 @@ import torch
 from flax import nnx
 from torch import nn
 
-from attn_bridge.parity import compare
+from attn_bridge.parity import compare, function
 
 WIDTH = 8
 X = np.random.default_rng(1).normal(size=(2, 5, WIDTH)).astype(np.float32)
@@ -311,3 +311,14 @@ def test_a_variance_that_cancels_is_found_in_its_norm():
     report = compare(TorchStack(1), FlaxStack(depth=1), X + 100, seeds=1)
     assert report.verdict == "precision"
     assert found(report) == ("h.0.ln", "layers.0.norm", "forward")
+
+
+def test_a_gradient_of_an_argument_has_its_name():
+    """The first argument has no gradient, and counts among the arguments."""
+    sides = (
+        function(lambda _, ids, scores, returns: scores[ids] * returns, {}, framework="torch"),
+        function(lambda _, ids, scores, returns: scores[ids] * jax.lax.stop_gradient(returns), {}, framework="jax"),
+    )
+    inputs = np.array([2, 0, 1]), X[0, :3, :4], X[1, :3, :4]
+    message = compare(*sides, inputs, seeds=1).first_divergence.message
+    assert "the gradient of returns differs" in message
