@@ -89,12 +89,13 @@ def inspect(
     from ..printable import printable
     from . import configs, containers, manifest, quantised
     from .containers import remote
+    from .containers.sources import snapshot_of
     from .planning import reading
     from .readers import Filtered
     from .requests import family_beside
     from .selection import RANDOM_STATE, Selection, random_state_names, unwrap
 
-    path = remote.to_path(path)
+    path = snapshot_of(remote.to_path(path))
     with family_beside(path), containers.open_reader(path, format, step=step, item=item) as reader:
         layout, why = "", ""
         own_manifest = manifest.of(reader, path)
@@ -345,12 +346,12 @@ def verify(
     from . import containers, manifest, requests, verification
     from .containers import remote
     from .containers.base import CheckpointError
-    from .containers.sources import chosen_again
+    from .containers.sources import chosen_again, snapshot_of
     from .selection import patterns_in, select, without_wrappers
 
     progress = progress or (lambda done, total, name: None)
     options = options_of(options, keywords)
-    origin, target = None if source is None else remote.to_path(source), remote.to_path(target)
+    origin, target = None if source is None else snapshot_of(remote.to_path(source)), remote.to_path(target)
     with containers.open_reader(target) as target_reader:
         target_manifest = manifest.of(target_reader, target)
         problems: dict[str, str] = {}

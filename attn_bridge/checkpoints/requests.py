@@ -16,6 +16,7 @@ from ..weights import WeightsMismatchError
 from . import accompanying, adapters, configs, containers, manifest, planning, quantised
 from .containers import remote
 from .containers.base import CheckpointError, Reader
+from .containers.sources import snapshot_of
 from .manifest import Manifest
 from .options import ConvertOptions, PathLike
 from .planning import model_checks
@@ -49,7 +50,7 @@ class Request(ConvertOptions):
             CheckpointError: (a ValueError) the source is absent or malformed, or the target's format is unknown.
             LayoutError: (a ValueError) names, shapes or settings that don't fit.
         """
-        source, target = remote.to_path(self.source), remote.to_path(self.target)
+        source, target = snapshot_of(remote.to_path(self.source)), remote.to_path(self.target)
         remote.check_writable(target)
         stamps = stamps_of(source)
         with (

@@ -15,7 +15,7 @@ from ..containers import open_reader
 from ..containers.base import Array, Reader, TensorInfo, numpy_dtype
 from ..containers.files import bad, boxes, check_range, listed
 from ..containers.remote import is_there
-from ..containers.sources import inside, read_file
+from ..containers.sources import inside, read_file, snapshot_of
 from ..manifest import new_digest
 from ..readers import Filtered, Renamed, Wrapped
 from .config import CONFIG, EMBEDDINGS, HEADS, MAX_BYTES, LoraConfig, check_there
@@ -118,6 +118,7 @@ class LoraAdapter:
         Raises:
             CheckpointError: the folder has no adapter, or one of a method that is not merged.
         """
+        folder = snapshot_of(folder)
         check_there(folder)
         data = read_file(inside(folder, CONFIG, folder), folder, MAX_BYTES)
         config = LoraConfig.of(folder / CONFIG, data)

@@ -235,8 +235,7 @@ def follow(path: Path, step: int | None, item: str | None) -> tuple[Path, Chosen
     Raises:
         CheckpointError: a step or an item does not exist, or several items are possible.
     """
-    if REPOSITORY.fullmatch(path.name) and is_folder(path / SNAPSHOTS):
-        path = _snapshot(path)
+    path = snapshot_of(path)
     steps = {} if _is_step(path) else _steps(path)
     run = path
     chosen: Chosen = {}
@@ -298,6 +297,15 @@ def chosen_again(path: Path, chosen: Mapping[str, object]) -> tuple[int | None, 
     chosen_step = step if type(step) is int and step in steps else None
     folder = path if chosen_step is None else path / _only(path, chosen_step, steps)
     return chosen_step, item if isinstance(item, str) and item in _items(folder) else None
+
+
+def snapshot_of(path: Path) -> Path:
+    """Return the snapshot that the hub's cache of a repository leads to, and any other path unchanged.
+
+    Raises:
+        CheckpointError: the cache has no snapshot, or several of which none is the main branch.
+    """
+    return _snapshot(path) if REPOSITORY.fullmatch(path.name) and is_folder(path / SNAPSHOTS) else path
 
 
 def _snapshot(path: Path) -> Path:

@@ -14,6 +14,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import make_writer
 from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
 from attn_bridge.cli.app import run
+from parity_tests.support.files import adapter_files
 
 from ..planning.test_training_trees import ours
 from .test_heads import CONFIG, base, plain
@@ -213,6 +214,22 @@ def test_the_cache_of_a_repository_is_followed_to_its_snapshot(tmp_path):
     (folder / "refs" / "main").write_text("../../..")
     with pytest.raises(CheckpointError, match=r"repository with 2 snapshots"):
         checkpoints.convert(folder, tmp_path / "out", to_layout="same")
+
+
+def test_the_files_beside_a_model_are_those_of_the_snapshot(tmp_path):
+    folder = snapshots(tmp_path / "models--org--name", "abc")
+    weight = np.ones((6, 6), np.float32)
+    safetensors.numpy.save_file({"layers.0.q_proj.weight": weight}, folder / "blobs" / "of-abc")
+    for file in adapter_files.save(tmp_path / "made", adapter_files.matrices("layers.0.q_proj", 6, 6)).iterdir():
+        file.rename(folder / "snapshots" / "abc" / file.name)
+    with pytest.raises(CheckpointError, match=r"snapshots/abc holds a model and an adapter of peft for it: --adapter"):
+        checkpoints.convert(folder, tmp_path / "out", to_layout="same")
+    for name, adapter in (("cache", folder), ("snapshot", folder / "snapshots" / "abc")):
+        checkpoints.convert(folder, tmp_path / name, to_layout="same", adapter=adapter)
+        assert checkpoints.verify(folder, tmp_path / name, adapter=folder).passed
+    merged = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("cache", "snapshot")]
+    assert merged[0] == merged[1]
+    assert weight.tobytes() not in merged[0]
 
 
 @pytest.mark.parametrize("main", ["abc", None])
