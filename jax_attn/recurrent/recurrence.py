@@ -18,7 +18,6 @@ from jaxtyping import Bool, Float
 from attn_bridge.masks import Mask, as_mask
 from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, check_state, check_token_mask, choose_form
 from attn_bridge.sharding.heads import check_width
-from attn_bridge.validation import check_attention_mask
 
 from .. import functional
 from . import chunks
@@ -197,10 +196,7 @@ def linear_weights(query: Float[Array, "B T H D"], key: Float[Array, "B S H D"],
         ValueError: a mask that does not broadcast.
     """
     shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
-    mask = functional.as_placed(mask)
-    mask.check_arrays(lambda array: check_attention_mask(array.shape, functional.dtype_name(array), shape))
-    queries, keys = jnp.arange(query.shape[1]), jnp.arange(key.shape[1])
-    allowed = mask.placed(*shape[2:]).allowed(queries[:, None], keys[None, :])
+    allowed = functional.visible_keys(mask, shape, query)
     products = jnp.where(allowed, einsum(query, key, "b t h c, b s h c -> b h t s"), 0.0)
     total = products.sum(-1, keepdims=True)
     return _share(products, _divisor(total))

@@ -16,7 +16,6 @@ from torch import Tensor
 from attn_bridge.masks import Mask, as_mask
 from attn_bridge.recurrence import CHUNK_SIZE, check_recurrence, check_state, check_token_mask, choose_form
 from attn_bridge.sharding.heads import check_width
-from attn_bridge.validation import check_attention_mask
 
 from .. import functional
 from ..operations.arrays import as_tensor
@@ -195,10 +194,7 @@ def linear_weights(
         ValueError: a mask that does not broadcast.
     """
     shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
-    mask = functional.as_placed(mask, query.device)
-    mask.check_arrays(lambda array: check_attention_mask(tuple(array.shape), functional.dtype_name(array), shape))
-    queries, keys = torch.arange(query.shape[1], device=query.device), torch.arange(key.shape[1], device=query.device)
-    allowed = mask.placed(*shape[2:]).allowed(queries[:, None], keys[None, :])
+    allowed = functional.visible_keys(mask, shape, query)
     with without_autocast(query):
         products = torch.where(allowed, einsum(query, key, "b t h c, b s h c -> b h t s"), 0.0)
     total = products.sum(-1, keepdim=True)

@@ -21,13 +21,14 @@ from attn_bridge.masks import (
     counting_tokens,
     documents,
     full,
+    padding,
     prefix,
     sliding_window,
 )
 
 from ...support.calls import cover
 from .. import backends
-from ..modules import CAUSAL, NAMES, draw, draw_weights, make
+from ..modules import CAUSAL, NAMES, draw, draw_weights, make, make_example
 
 backend = backends.fixture(backends.adapters("backend"))
 
@@ -102,6 +103,22 @@ def test_a_mask_of_a_call_counts_tokens_behind_padding(backend, name, mask):
         return module(x, attention_mask=mask if attention_mask is None else mask & attention_mask)
 
     check(backend, call, draw(2, 6 if name in CAUSAL else TOKENS, 4), PADDING[:, : 6 if name in CAUSAL else TOKENS])
+
+
+@DESCRIBED
+def test_a_mask_of_linear_attention_counts_tokens_behind_padding(backend, mask):
+    module, x = make_example(backend, "LinearAttention")
+
+    def call(x, attention_mask=None):
+        return module(x, attention_mask=mask if attention_mask is None else mask & attention_mask)
+
+    check(backend, call, draw(2, TOKENS, x.shape[-1]))
+
+
+def test_lengths_of_another_batch_are_refused_by_linear_attention(backend):
+    module, x = make_example(backend, "LinearAttention")
+    with pytest.raises(ValueError, match=r"lengths of masks\.padding \(3\) must be as many as sequences in the batch"):
+        module(backend.as_argument(x), attention_mask=padding([3, 5, 1]))
 
 
 @DESCRIBED
