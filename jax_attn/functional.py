@@ -293,7 +293,8 @@ def as_context(
 
 def as_features(x: Float[Array, "... D"], scale: Array, emb_dim: int) -> Float[Array, "... D"]:
     """Check the input of a norm, whose last axis is multiplied with `scale`."""
-    validation.check_features(shape_of(x), dtype_name(x), emb_dim)
+    dtype = dtype_name(x, "x")
+    validation.check_features(shape_of(x), dtype, emb_dim)
     check_width("scale", scale.shape[-1], emb_dim)
     x = jnp.asarray(x)
     check_dtype(x, scale)

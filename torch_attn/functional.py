@@ -301,9 +301,10 @@ def as_context(
 
 def as_features(x: Float[Tensor, "... D"], scale: Tensor, emb_dim: int) -> Float[Tensor, "... D"]:
     """Check the input of a norm, whose last axis is multiplied with `scale`; a nested one may be jagged."""
-    if isinstance(x, Tensor) and x.layout != torch.jagged:
+    dtype = dtype_name(x, "x")
+    if x.layout != torch.jagged:
         validation.check_dense("x", x)
-    validation.check_features(shape_of(x), dtype_name(x), emb_dim)
+    validation.check_features(shape_of(x), dtype, emb_dim)
     check_width("scale", scale.shape[-1], emb_dim)
     check_dtype(x, scale)
     return x

@@ -18,6 +18,12 @@ def test_dropout_without_a_random_source_is_refused():
     assert str(caught.value) == "dropout (0.5) needs rng: a key, a stream, an nnx.Rngs or a TorchRngs"
 
 
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_norms_refuse_what_is_no_array(name):
+    with pytest.raises(TypeError, match="^x must be a JAX or NumPy array, got str$"):
+        getattr(jax_attn, name)(2, rngs=nnx.Rngs(0))("ab")
+
+
 @pytest.mark.parametrize(("dtype", "last"), [("int64", 2**31), ("int64", -(2**31) - 1), ("uint32", 2**31)])
 def test_positions_that_jax_would_cut_to_32_bits_are_refused(dtype, last):
     module = jax_attn.GroupedQueryAttention(GroupedQueryAttentionConfig(8, 2, position=Rotary()), rngs=nnx.Rngs(0))

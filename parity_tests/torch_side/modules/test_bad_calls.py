@@ -17,6 +17,12 @@ def test_an_array_of_another_library_is_refused(name):
     assert str(caught.value) == "x must be a torch.Tensor, got ndarray"
 
 
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_norms_refuse_what_is_no_tensor(name):
+    with pytest.raises(TypeError, match=r"^x must be a torch\.Tensor, got list$"):
+        getattr(torch_attn, name)(2)([[1.0, 2.0]])
+
+
 def test_an_input_of_another_dtype_than_the_weights_is_refused():
     module = torch_attn.MultiHeadAttention(4, 4, 6)
     with pytest.raises(TypeError) as caught:
