@@ -33,8 +33,9 @@ def misfit(config: object, layers: Mapping[str, Widths]) -> str | None:
     for name, (_, outputs, bias) in layers.items():
         if bias not in (None, outputs):
             return _of_bias(name, bias, outputs)
-    has_table = isinstance(config, Config) and type(config).parameters is not Config.parameters
-    for row in config.parameters if has_table else ():
+    if not isinstance(config, Config) or type(config).parameters is Config.parameters:
+        return None
+    for row in config.parameters:
         name, _, leaf = row.rule.torch.rpartition(".")
         if leaf == "weight" and name in layers and layers[name][0] != row.shape[1]:
             return f"width of the input of {name} ({layers[name][0]}) must be {row.shape[1]}"

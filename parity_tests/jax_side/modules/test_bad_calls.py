@@ -20,7 +20,7 @@ def test_dropout_without_a_random_source_is_refused():
 
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
 def test_norms_refuse_what_is_no_array(name):
-    with pytest.raises(TypeError, match="^x must be a JAX or NumPy array, got str$"):
+    with pytest.raises(TypeError, match=r"^x must be a JAX or NumPy array, got str$"):
         getattr(jax_attn, name)(2, rngs=nnx.Rngs(0))("ab")
 
 
