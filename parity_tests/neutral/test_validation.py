@@ -85,6 +85,7 @@ TAKEN = {
     "check_positions": [((4,), "int32", 2, 4), ((2, 4), "uint8", 2, 4), ((1, 4), "int64", 2, 4), *ROWS],
     "check_32_bits": [(-(1 << 31), (1 << 31) - 1)],
     "check_no_offset": [("Linear", False)],
+    "check_rows": [(2, 2)],
     "check_rows_given": [(None,)],
     "check_shared": [(True, True), (False, False)],
     "check_table": [(True, (32, 4), (32, 4)), (False, None, (32, 4)), (False, None, None)],
@@ -348,6 +349,7 @@ REFUSED = [
         ("LoraLinear", True),
         "absorbed must be False for a layer (LoraLinear) that adds something to its product",
     ),
+    ("check_rows", (1, 2), "batch of x (1) must be the batch of the cache (2)"),
     ("check_rows_given", ((2, 3, 4),), "positions of an image must be given, of shape (rows, B, T) = (2, 3, 4)"),
 ]
 
