@@ -112,31 +112,41 @@ del PLANTED["gpt_bigcode: add_cross_attention not refused"], PLANTED["phi: qk_la
 del PLANTED["trocr: use_learned_position_embeddings not refused"]
 del PLANTED["granite: null of attention_multiplier not refused"]
 del PLANTED["glm_moe_dsa: null of q_lora_rank not refused"]
+del PLANTED["gemma3n_text: null of final_logit_softcapping not refused"]
 # The class has no such key; files for other code have it.
 del PLANTED["internlm3: qkv_bias not refused"], PLANTED["internlm3: bias not refused"]
 del PLANTED["qwen2: attention_bias not refused"], PLANTED["gpt_oss: hidden_act not refused"]
 # Its value is null by default, of which no other is made.
 del PLANTED["gemma2: use_bidirectional_attention not refused"]
+for name in ("gemma4_text", "gemma4_unified_text"):
+    del PLANTED[f"{name}: use_bidirectional_attention not refused"], PLANTED[f"{name}: rope_scaling not refused"]
 # It takes two keys to have an effect, of which one is changed at a time.
 del PLANTED["bloom: slow_but_exact not refused"]
 # The name stands for itself, and is there for writing alone.
 del PLANTED["gpt2: own names not read"]
 # Usual instances have no experts, no groups of them and no other kind of layer: whole models of the tests do.
-for fault in ("router normalisation False", "top k not read", "gate order of experts"):
+for fault in ("router scores", "router normalisation False", "top k not read", "gate order of experts"):
     del PLANTED[f"gemma4_text: {fault}"]
 for fault in ("best of groups", "chosen groups not read", "without groups"):
     del PLANTED[f"deepseek_v2: {fault}"]
 del PLANTED["diffllama: positions in all layers"], PLANTED["cohere2_moe: rotary base not the default"]
+del PLANTED["lfm2: no window"], PLANTED["lfm2: window in all layers"]
+# The other kind of layer is a convolution, which has no positions, or the usual instance has a base.
+for name, fault in itertools.product(("lfm2", "lfm2_moe"), ("positions in all layers", "rotary base not the default")):
+    del PLANTED[f"{name}: {fault}"]
+# The base of each kind of layer is that of other keys, which stand before this default.
+del PLANTED["modernbert-decoder: rotary kinds exchanged"]
 # Probabilities of the chosen experts add up to 1 but for sigmoids, which are another key.
 del PLANTED["cohere2_moe: router normalisation True"], PLANTED["cohere2_moe: router normalisation False"]
-# Dropout is off where numbers are compared.
+# Dropout is off where numbers are compared, and coefficients are clipped in training alone.
+del PLANTED["gemma3n_text: altup_coef_clip not refused"]
 del PLANTED["diffllama: attention_dropout not refused"]
 # transformers computes the same, or can't run them; other code reads them differently, so that they are refused.
 del PLANTED["deepseek_v3: other head_dim not refused"], PLANTED["deepseek_v32: null of q_lora_rank not refused"]
 del PLANTED["cohere2_moe: expert_selection_fn not refused"]
 del PLANTED["cohere2_moe: shared_expert_combination_strategy not refused"]
 # A description without the field can't be read at all.
-del PLANTED["cohere2_moe: sparse.first not read"]
+del PLANTED["cohere2_moe: sparse.first not read"], PLANTED["minimax: without block.residual_scale"]
 # The family has no dense layer: the rows that the fault exchanges come with a shared layout, and are never used.
 del PLANTED["olmoe: gate order"], PLANTED["mellum: gate order"]
 QUICK = (
