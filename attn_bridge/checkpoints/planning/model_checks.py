@@ -61,7 +61,7 @@ def check_parameters(
         config = configs.as_transformers(config, shapes) or config
         if configs.left_out(config, COUNTS):  # a default is no evidence against a source
             return
-        model = families.find_whole(config, placements)
+        model = families.find_whole(families.without_code(config), placements)
     except (TypeError, ValueError, RecursionError):  # of a family, or with a switch, that is not computed here
         return
     wanted = {row.rule.torch: row.shape for row in model.parameters}

@@ -39,6 +39,7 @@ __all__ = [
     "find_layer",
     "find_whole",
     "known_model_types",
+    "without_code",
     "write_config",
 ]
 
@@ -69,7 +70,7 @@ def find_layer(config: Mapping[str, object], layer: int) -> AttentionLayer:
         TypeError: `config` is not a mapping, or a value of it or `layer` has the wrong type.
         ValueError: a ``model_type`` without a family, a layer that the model lacks, or a value that does not fit.
     """
-    family, read = _read(config)
+    family, read = _computed(config)
     if isinstance(layer, bool) or not hasattr(layer, "__index__"):
         raise TypeError(f"layer must be an integer, got {type(layer).__name__}")
     layer = layer.__index__()
@@ -81,7 +82,7 @@ def find_layer(config: Mapping[str, object], layer: int) -> AttentionLayer:
 
 def find_decoder(config: Mapping[str, object]) -> DecoderConfig:
     """Return the config of a whole decoder in ours; arguments and errors as of `find_whole`."""
-    family, read = _read(config, DerivedFamily)
+    family, read = _computed(config, DerivedFamily)
     if not isinstance(family, DerivedFamily):
         decoders = ", ".join(known_model_types(DerivedFamily))
         raise ValueError(
@@ -92,7 +93,7 @@ def find_decoder(config: Mapping[str, object]) -> DecoderConfig:
 
 def find_encoder_decoder(config: Mapping[str, object], names: Collection[str] = ()) -> EncoderDecoderConfig:
     """Return the config of a whole encoder with its decoder in ours; arguments and errors as of `find_whole`."""
-    family, read = _read(config, PairFamily)
+    family, read = _computed(config, PairFamily)
     if isinstance(family, PairFamily):
         return family.model(read, names)
     if read.model_type in map(multimodal.decoder_type, multimodal.DECODERS):
@@ -115,14 +116,14 @@ def find_whole(config: Mapping[str, object], names: Collection[str] = ()) -> Dec
         TypeError: `config` is not a mapping, or a value of it has the wrong type.
         ValueError: a ``model_type`` without such a model, or a value that we do not compute.
     """
-    family, read = _read(config)
+    family, read = _computed(config)
     return family.model(read, names)
 
 
 def unread_keys(config: Mapping[str, object]) -> tuple[OmittedPart, ...]:
     """Return the projections and norms of keys and values in layers that read those of others: files may have them."""
     try:
-        blocks = find_decoder(config).blocks
+        blocks = find_decoder(without_code(config)).blocks
     except (TypeError, ValueError):  # which reading the model refuses
         return ()
     reason = "its layer reads the keys and values of an earlier one"
@@ -265,8 +266,23 @@ def _read(config: Mapping[str, object], kind: type[Family] = Family) -> tuple[Fa
         )
     if not keys.get("is_causal", True):  # by which the masks of transformers show later tokens in every family
         raise ValueError(f"is_causal ({printable(repr(keys['is_causal']))}) of {name} is not supported, only True")
-    _refuse_other_code(config, FAMILIES[name])
     return FAMILIES[name], FAMILIES[name].file(keys, name)
+
+
+def _computed(config: Mapping[str, object], kind: type[Family] = Family) -> tuple[Family, ConfigFile]:
+    """Return the same as `_read` for a model that is to compute what its folder's code does."""
+    family, read = _read(config, kind)
+    _refuse_other_code(config, family)
+    return family, read
+
+
+CODE = "auto_map"
+"""Key of a config.json that names the classes of code in its folder."""
+
+
+def without_code(config: Mapping[str, object]) -> dict[str, object]:
+    """Return a config.json without the code of its folder: of the tensors, not of what the code computes with them."""
+    return {key: value for key, value in config.items() if key != CODE}
 
 
 _CLASSES = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel")
@@ -279,19 +295,20 @@ def _refuse_other_code(config: Mapping[str, object], family: Family) -> None:
     """Refuse the config of a folder with code for a model whose class has another name than that of `transformers`.
 
     Most published folders with code have the class that `transformers` took over, by a name that differs in case or
-    underscores at most.
+    underscores at most, or one that is named after the ``model_type`` and whose model `transformers` has as a Llama.
     """
-    classes = config.get("auto_map")
+    classes = config.get(CODE)
     if not isinstance(classes, Mapping) or isinstance(config.get("text_config"), Mapping):
         return
     code = next((classes[key] for key in _CLASSES if isinstance(classes.get(key), str)), None)
     if code is None:
         return
-    own, usual = (
-        _ENDINGS.sub("", name.rpartition(".")[2]).replace("_", "").casefold() for name in (code, family.architecture)
+    own, *usual = (
+        _ENDINGS.sub("", name.rpartition(".")[2]).replace("_", "").replace("-", "").casefold()
+        for name in (code, family.architecture, *family.model_types)
     )
-    if own != usual:
+    if own not in usual:
         raise ValueError(
-            f"auto_map of {config.get('model_type')} names code of the folder's own ({printable(code)}), which is not "
+            f"{CODE} of {config.get('model_type')} names code of the folder's own ({printable(code)}), which is not "
             f"run; without the key, the model is read as {family.architecture} of transformers"
         )

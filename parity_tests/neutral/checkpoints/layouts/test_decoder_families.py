@@ -343,6 +343,18 @@ def test_folder_with_the_code_that_transformers_took_over_is_read(name, classes)
     assert families.find_decoder({**small(name), "auto_map": classes}) == families.find_decoder(small(name))
 
 
+def test_code_named_after_its_type_is_that_of_the_family():
+    for name in DECODERS:
+        classes = {"AutoModelForCausalLM": f"modeling.{name.replace('_', '').title()}ForCausalLM"}
+        assert families.find_decoder({**small(name), "auto_map": classes}) == families.find_decoder(small(name))
+
+
+def test_ties_of_a_folder_with_other_code_are_those_of_its_family():
+    classes = {"AutoModelForCausalLM": "modeling.OtherForCausalLM"}
+    assert families.ties_head({"model_type": "gemma", "auto_map": classes}) is True
+
+
+
 def test_layers_of_nemotron_h_by_letters_are_those_by_names():
     keys = {**small("nemotron_h"), "layers_block_type": None}
     config = families.find_decoder({**keys, "hybrid_override_pattern": "M-*-"})
