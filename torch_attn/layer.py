@@ -52,7 +52,7 @@ class Layer(nn.Module):
     else:
 
         def __call__(self, *arguments: object, **options: object) -> object:
-            """Run `forward` and the hooks; if they raise, `cache` has the tokens that it had before.
+            """Run `forward` and the hooks; if they raise, `cache` has the tokens that it had before, or is lost.
 
             Raises:
                 TypeError: a keyword of another library.
@@ -65,7 +65,7 @@ class Layer(nn.Module):
             if torch.compiler.is_compiling():
                 return super().__call__(*arguments, **options)
             _check_biases(self)
-            restore = restorer(options.get("cache"), options.get("attention_mask") is not None)
+            restore = restorer(options.get("cache"), any(options.get(name) is not None for name in _MASKS))
             try:
                 return super().__call__(*arguments, **options)
             except BaseException as error:  # an interrupt, too
@@ -96,6 +96,9 @@ class Layer(nn.Module):
     def _reset_own(self) -> None:
         """Redraw the module's own parameters, without those of its children."""
 
+
+_MASKS = ("attention_mask", "context_mask", "source_mask")
+"""Arguments with a mask of padding, which a cache keeps."""
 
 _PRODUCTS = ("shapes cannot be multiplied", "Sizes of tensors must match", "The expanded size of the tensor")
 """Parts of the messages of products of other widths."""

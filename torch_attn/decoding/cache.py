@@ -20,7 +20,6 @@ from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full, left_paddi
 
 from .. import functional, recomputation
 from ..shards import beside
-from . import rollback
 from .trees import register
 
 
@@ -69,6 +68,7 @@ class KeyValueCache:
         rolling: whether it keeps the last S tokens only; slot ``i`` then holds a token whose number is ``i`` modulo S.
         padded: whether any row may have padding.
         adaptive: whether the first keys and values determine the dtype.
+        lost: whether a call that failed overwrote tokens of a rolling cache, which takes no others then.
     """
 
     key: Float[Tensor, "B S K D"]
@@ -81,6 +81,7 @@ class KeyValueCache:
     rolling: bool = False
     padded: bool = False
     adaptive: bool = False
+    lost: bool = False
 
     @classmethod
     def empty(
@@ -164,7 +165,10 @@ class KeyValueCache:
         first, tokens = self.length, key.shape[1]
         if not torch.compiler.is_compiling():
             recomputation.check_cache(self, first)
-            rollback.check_whole(self)
+        if self.lost:
+            raise RuntimeError(
+                "a call that failed overwrote tokens of the rolling cache; begin again with an empty one, or trim(0)"
+            )
         cache_validation.check_room(first, tokens, self.capacity)
         length = first + tokens
         if positions is None:
@@ -348,8 +352,7 @@ class KeyValueCache:
             self.visible[:, length:].fill_(True)
         self.padding.clamp_(max=length)
         self._advance(length)
-        if length == 0 and not torch.compiler.is_compiling():
-            rollback.mark_whole(self)
+        self.lost = self.lost and length > 0
         return self
 
     def reorder(self, indices: Int[Tensor, "B"]) -> KeyValueCache:
@@ -370,5 +373,5 @@ class KeyValueCache:
 register(
     KeyValueCache,
     ("key", "value", "positions", "visible", "padding", "length"),
-    ("capacity", "rolling", "padded", "adaptive"),
+    ("capacity", "rolling", "padded", "adaptive", "lost"),
 )

@@ -1,15 +1,12 @@
 """Caches of calls that fail: they are written in place, and a call that raises leaves them as they were.
 
-JAX needs no twin: there a call returns a new cache.
+A rolling cache, whose new tokens take the place of old ones, is marked as lost instead. JAX needs no twin: there a call
+returns a new cache.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
-
-_LOST: weakref.WeakSet[object] = weakref.WeakSet()
-"""Rolling caches in which a failed call overwrote tokens."""
 
 _MASKS = ("visible", "padding")
 """Arrays that a mask of padding is written to, also at earlier tokens."""
@@ -31,28 +28,11 @@ def restorer(caches: object, has_mask: bool) -> Callable[[], None]:
         for cache, fields in saved:
             now = vars(cache)
             # Slots behind the length are free, and states are new tensors; a window that is full has no free slots.
-            if now.get("rolling") and now["length"] > max(fields["length"], now["key"].shape[1]):
-                _LOST.add(cache)
-            now.update(fields)
+            overwrote = now.get("rolling") and 0 < fields["length"] < now["length"] > now["key"].shape[1]
+            lost = {"lost": True} if overwrote or now.get("lost") else {}
+            now.update({**fields, **lost})
 
     return restore
-
-
-def check_whole(cache: object) -> None:
-    """Check that a cache has all tokens that it counts.
-
-    Raises:
-        RuntimeError: a call that failed overwrote some.
-    """
-    if cache in _LOST:
-        raise RuntimeError(
-            "a call that failed overwrote tokens of the rolling cache; begin again with an empty one, or trim(0)"
-        )
-
-
-def mark_whole(cache: object) -> None:
-    """Take a cache for whole, since it was emptied."""
-    _LOST.discard(cache)
 
 
 def _each(caches: object) -> Iterator[object]:
