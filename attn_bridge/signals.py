@@ -17,14 +17,14 @@ def uninterrupted() -> Iterator[None]:
     """
     came: list[int] = []
     handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if callable(handler):
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        if callable(handler):
-            signal.signal(signal.SIGINT, lambda number, _: came.append(number))
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what it held back comes now, and is held by the handler
         if callable(handler):
             signal.signal(signal.SIGINT, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if came:
             signal.raise_signal(signal.SIGINT)

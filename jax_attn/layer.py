@@ -195,15 +195,18 @@ def _takes_mode(call: Callable[..., Result]) -> Callable[..., Result]:
             reason = _misfit(module, error)
             if reason is None:
                 raise
-            raise ValueError(reason) from None
+            raise ValueError(reason) from error
 
     added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _MODE]
     run.__dict__["__signature__"] = inspect.Signature([*parameters, *added])  # shown by `help`
     return run
 
 
-_PRODUCT = "dot_general requires contracting dimensions to have the same shape"
-"""Part of the message of a product of other widths."""
+_PRODUCTS = (
+    "dot_general requires contracting dimensions to have the same shape",
+    "add got incompatible shapes for broadcasting",
+)
+"""Parts of the messages of products and sums of other widths."""
 
 
 def _check_biases(module: nnx.Module) -> None:
@@ -225,13 +228,13 @@ def _linear_layers(module: nnx.Module, path: str = "") -> Iterator[tuple[str, nn
 
 def _misfit(module: nnx.Module, error: BaseException) -> str | None:
     """Return which linear layer in a module an error of a product is about; None for other errors."""
-    if _PRODUCT not in str(error):
+    if not any(part in str(error) for part in _PRODUCTS):
         return None
     layers = {
         ".".join(map(str, path)): layer for path, layer in nnx.iter_modules(module) if isinstance(layer, nnx.Linear)
     }
     widths = {path: (*layer.kernel.shape, _length(layer.bias)) for path, layer in layers.items()}
-    return misfit(getattr(module, "config", None), widths)
+    return misfit(getattr(module, "config", None), widths, str(error))
 
 
 def _length(bias: nnx.Param | None) -> int | None:

@@ -73,7 +73,7 @@ class Layer(nn.Module):
                 reason = _misfit(self, error)
                 if reason is None:
                     raise
-                raise ValueError(reason) from None
+                raise ValueError(reason) from error
 
     def extra_repr(self) -> str:
         """Return sizes, mask and positions, as the config has them, for ``repr``."""
@@ -120,7 +120,7 @@ def _misfit(module: nn.Module, error: BaseException) -> str | None:
         return None
     layers = {path: layer for path, layer in module.named_modules() if type(layer) is nn.Linear}
     widths = {path: (*reversed(layer.weight.shape), _length(layer.bias)) for path, layer in layers.items()}
-    return misfit(getattr(module, "config", None), widths)
+    return misfit(getattr(module, "config", None), widths, str(error))
 
 
 def _length(bias: nn.Parameter | None) -> int | None:

@@ -5,6 +5,7 @@ Outputs are checked where they are split into heads: `heads`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ..specs.base import Config
@@ -23,22 +24,25 @@ def check_bias(name: str, bias: int, outputs: int) -> None:
         raise ValueError(_of_bias(name, bias, outputs))
 
 
-def misfit(config: object, layers: Mapping[str, Widths]) -> str | None:
-    """Return the reason why a product of linear layers failed; None if their widths are those of the config.
+def misfit(config: object, layers: Mapping[str, Widths], message: str) -> str | None:
+    """Return the reason why a product or sum in linear layers failed; None if their widths are not the reason.
 
     Args:
         config: of the module; one without a table of parameters has no widths.
         layers: widths by the path of the layer in the module.
+        message: of the framework's error, which has the sizes: a module may hold a part of its heads by right.
     """
+    sizes = set(map(int, re.findall(r"[0-9]+", message)))
     for name, (_, outputs, bias) in layers.items():
-        if bias not in (None, outputs):
+        if bias not in (None, outputs) and bias in sizes:
             return _of_bias(name, bias, outputs)
     if not isinstance(config, Config) or type(config).parameters is Config.parameters:
         return None
     for row in config.parameters:
         name, _, leaf = row.rule.torch.rpartition(".")
-        if leaf == "weight" and name in layers and layers[name][0] != row.shape[1]:
-            return f"width of the input of {name} ({layers[name][0]}) must be {row.shape[1]}"
+        width = layers[name][0] if leaf == "weight" and name in layers else row.shape[-1]
+        if width != row.shape[-1] and width in sizes:
+            return f"width of the input of {name} ({width}) must be {row.shape[-1]}"
     return None
 
 

@@ -158,12 +158,16 @@ def settle(
         what = f"{len(agreeing)} make the outputs agree"
         if not is_ordered:
             raise _ambiguous(f" and {what}", some, names)
-        return _doubtful(first, by_name, what, tried, names, is_ordered=is_ordered)
+        return _doubtful(first, by_name, what, tried, names, is_ordered=is_ordered, rest="rules settle it")
     if agreeing:
         return agreeing[0]
     if not is_whole and is_permuted and not is_ordered:
         raise _ambiguous("", some, names)
-    return _doubtful(first, by_name, "no pairing makes the outputs agree", some, names, is_ordered=is_ordered)
+    why, rest = (
+        "no pairing makes the outputs agree",
+        "if another is right, they may begin to differ elsewhere, and rules",
+    )
+    return _doubtful(first, by_name, why, some, names, is_ordered=is_ordered, rest=f"{rest} settle it")
 
 
 def _distances(tried: Sequence[Pairing], probe: Distance, ordered: Pairing | None) -> list[float]:
@@ -208,14 +212,14 @@ def _doubtful(
     names: set[str],
     *,
     is_ordered: bool,
+    rest: str,
 ) -> Pairing:
     """Return a pairing with a note that names its open pairs: by layers, or tensors if the way alone is open."""
     pairs, differ = {match.first.name: match for match in pairing.matches}, _differing(tried, names)
     texts = [_written_pair(pairs[name], is_way_open) for name, is_way_open in differ.items()]
     order = " by the order of execution" * (is_ordered and not all(differ.values()))
     judged = f"judged is the first{order}{': ' * bool(texts)}{listed(list(dict.fromkeys(texts)), MAX_LISTED)}"
-    rest = "if another is right, they may begin to differ elsewhere, and rules settle it (rules=, --rules)"
-    return dataclasses.replace(_untried(pairing, by_name), doubt=f"{why}; {judged}; {rest}")
+    return dataclasses.replace(_untried(pairing, by_name), doubt=f"{why}; {judged}; {rest} (rules=, --rules)")
 
 
 def _written_pair(match: Match, is_way_open: bool) -> str:

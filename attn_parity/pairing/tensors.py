@@ -378,7 +378,7 @@ def _stacked_by_shape(tensors: Sequence[Tensor], others: Sequence[Tensor], prefi
     """
     layers = [one for one in others if one.spelled.startswith(prefix)]
     rest = [one for one in others if not one.spelled.startswith(prefix)]
-    wholes = {_word(one): math.prod(one.shape) for one in rest}
+    wholes = {(_word(one), math.prod(one.shape)) for one in rest}
     shapes = {_sizes(one) for one in rest}
     first = [tensor for tensor in tensors if tensor.shape[:1] == (count,) and len(tensor.shape) > 1]
     if sum(math.prod(one.shape) for one in first) == sum(math.prod(one.shape) for one in layers):
@@ -386,7 +386,7 @@ def _stacked_by_shape(tensors: Sequence[Tensor], others: Sequence[Tensor], prefi
     sizes = collections.Counter(math.prod(one.shape) for one in layers)
     each = {size: number // count for size, number in sizes.items()}
     chosen: set[str] = set()
-    by_name = {tensor.name for tensor in first if wholes.get(_word(tensor)) == math.prod(tensor.shape)}
+    by_name = {tensor.name for tensor in first if (_word(tensor), math.prod(tensor.shape)) in wholes}
     for tensor in sorted(first, key=lambda tensor: (tensor.name in by_name, _sizes(tensor) in shapes)):
         size = math.prod(tensor.shape) // count
         if each.get(size, 0):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import specs
+from attn_bridge.sharding import linear_layers
 
 from ...support.calls.bad_calls import D_IN, MODULES
 from ...support.models import drawn_decoders
@@ -49,13 +50,15 @@ def test_another_width_of_the_input_is_refused(backend, name):
         module(x, **options)
 
 
+@pytest.mark.parametrize("is_single", [True, False])
 @pytest.mark.parametrize("name", LINEAR)
-def test_a_bias_of_a_single_number_is_refused(backend, name):
-    """It would be added to every channel."""
+def test_a_bias_of_another_width_is_refused(backend, name, is_single):
+    """A single number would be added to every channel."""
     module, x, options, (outputs, inputs) = make(backend, name)
     path, shown = ("heads.1.W_query", "a head") if name == "MultiHeadAttentionWrapper" else ("W_query", "W_query")
-    replace(module, path, backend.stock_linear(inputs, outputs, 1))
-    message = f"width of the bias of {shown} (1) must be that of its output ({outputs})"
+    bias = 1 if is_single else outputs - 1
+    replace(module, path, backend.stock_linear(inputs, outputs, bias))
+    message = f"width of the bias of {shown} ({bias}) must be that of its output ({outputs})"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         module(x, **options)
 
@@ -70,3 +73,15 @@ def test_a_layer_of_a_model_is_named(backend, width, bias, message):
     prefixes = "|".join(re.escape(message.format(prefix)) for prefix in ("", "ff."))
     with pytest.raises(ValueError, match=f"^({prefixes})$"):
         model(backend.as_argument(np.array([[1, 2, 3]], np.int32)))
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("shapes cannot be multiplied (10x8 and 4x8)", "width of the input of out_proj (4) must be 8"),
+        ("shapes cannot be multiplied (10x3 and 5x8)", None),  # of a hook
+    ],
+)
+def test_a_module_with_a_part_of_its_heads_is_named_for_its_own_sizes_alone(message, reason):
+    config = specs.GroupedQueryAttentionConfig(8, 4, num_kv_heads=4)
+    assert linear_layers.misfit(config, {"W_query": (8, 4, None), "out_proj": (4, 8, 8)}, message) == reason

@@ -94,6 +94,7 @@ def check_larger(subject: ModelClass, reader: DerivedFamily, seed: int = 7) -> N
 
     Raises:
         WrongError: they differ.
+        MemoryError: there is too little memory for the larger one.
     """
     per_layer = {
         key: value * (DEEP // LAYERS)
@@ -109,9 +110,13 @@ def check_larger(subject: ModelClass, reader: DerivedFamily, seed: int = 7) -> N
                 theirs = pair.theirs(ids, use_cache=False).logits
         except WrongError:
             raise
-        except Exception:  # a class may not run them, and ours may refuse them
+        except Exception as error:  # a class may not run them, and ours may refuse them
+            if _is_out_of_memory(error):
+                raise MemoryError(f"too little memory for an instance with {printed_keys(keys, subject)}") from error
             continue
-        with torch.no_grad():
+        if not bool(torch.isfinite(theirs).all()):
+            continue
+        with promoted(), torch.no_grad():
             ours = pair.ours(ids)
         if error_of(theirs, ours) > 1:
             raise WrongError(

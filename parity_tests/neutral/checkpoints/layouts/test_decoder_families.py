@@ -354,7 +354,6 @@ def test_ties_of_a_folder_with_other_code_are_those_of_its_family():
     assert families.ties_head({"model_type": "gemma", "auto_map": classes}) is True
 
 
-
 def test_layers_of_nemotron_h_by_letters_are_those_by_names():
     keys = {**small("nemotron_h"), "layers_block_type": None}
     config = families.find_decoder({**keys, "hybrid_override_pattern": "M-*-"})

@@ -221,12 +221,15 @@ def test_numbered_experts_are_stacked():
     ],
 )
 def test_a_tensor_with_a_counterpart_as_it_is_is_no_stack(plain, its_plain, shape, its_stack, is_before):
-    """Two numbered gates of 12, and another tensor of 2 x 12."""
+    """Two numbered gates of 12, and another tensor of 2 x 12; a norm's has the same name."""
     ours = {f"gating.{i}.weight": ((1, 12), "Linear") for i in range(2)} | {plain: (shape, "")}
     theirs = [(its_plain, (shape, "")), (its_stack, ((2, 12), ""))]
+    ours |= {f"norm.{plain}": ((5,), "")}
+    theirs += [(f"norm.{its_plain}", ((5,), ""))]
     pairing = propose(parameters(ours), parameters(dict(theirs if is_before else theirs[::-1])), lambda one: 1.0)
     found = {row.torch: row.flax for row in pairing.rows()}
-    assert found == {plain: its_plain, **{f"gating.{i}.weight": f"{its_stack}[{i}]" for i in range(2)}}
+    stacked = {f"gating.{i}.weight": f"{its_stack}[{i}]" for i in range(2)}
+    assert found == {plain: its_plain, f"norm.{plain}": f"norm.{its_plain}", **stacked}
 
 
 def test_slices_of_stacked_experts_go_to_the_expert_of_their_number():

@@ -54,7 +54,7 @@ def test_the_rule_of_the_note_judges_the_matrix_as_it_is():
     assert 'rule = [{first = "proj", second = "text_projection"}]' in note
     report = judged(turned, OTHER, rules=[{"first": "proj", "second": "text_projection"}])
     assert report.verdict == "different"
-    assert "operand of a product transposed" in report.first_divergence.hint
+    assert "the 6 x 6 operand of a product transposed" in report.first_divergence.hint
 
 
 def test_a_hint_names_the_changed_line():
