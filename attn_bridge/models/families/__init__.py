@@ -270,7 +270,7 @@ def _read(config: Mapping[str, object], kind: type[Family] = Family) -> tuple[Fa
 
 
 def _computed(config: Mapping[str, object], kind: type[Family] = Family) -> tuple[Family, ConfigFile]:
-    """Return the same as `_read` for a model that is to compute what its folder's code does."""
+    """Return the same as `_read`; refuse a folder whose own code may compute something else."""
     family, read = _read(config, kind)
     _refuse_other_code(config, family)
     return family, read
@@ -281,7 +281,7 @@ CODE = "auto_map"
 
 
 def without_code(config: Mapping[str, object]) -> dict[str, object]:
-    """Return a config.json without the code of its folder: of the tensors, not of what the code computes with them."""
+    """Return a config.json without its mention of code, which has no effect on the names and shapes of tensors."""
     return {key: value for key, value in config.items() if key != CODE}
 
 
