@@ -248,11 +248,16 @@ def without_far_entries(first: Array, second: Array) -> tuple[Array, Array, floa
 def are_close(first: Sequence[Array], second: Sequence[Array], limit: float) -> bool:
     """Return whether arrays are alike: in shape, and up to `limit` of the largest number of all, but for far entries.
 
-    NaN is alike nothing.
+    NaN is alike nothing, and whole numbers and truth values are alike where all are the same.
     """
     if any(one.shape != two.shape for one, two in zip(first, second, strict=True)):
         return False
-    pairs = [without_far_entries(wide(one), wide(two)) for one, two in zip(first, second, strict=True)]
+    each = list(zip(first, second, strict=True))
+    whole = [pair for pair in each if any(array.dtype.kind in "biu" for array in pair)]
+    if not all(np.array_equal(*pair) for pair in whole):
+        return False
+    rest = [pair for pair in each if not any(array.dtype.kind in "biu" for array in pair)]
+    pairs = [without_far_entries(wide(one), wide(two)) for one, two in rest]
     scale = max((scale for *_, scale in pairs), default=0.0) or 1.0
     return all(float(np.abs(one - two).max(initial=0.0)) <= limit * scale for one, two, _ in pairs)
 
