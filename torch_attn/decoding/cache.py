@@ -245,6 +245,7 @@ class KeyValueCache:
             self.visible[:, : hidden.shape[1]] = hidden
 
     def _advance(self, length: int, hidden: Tensor | None = None) -> None:
+        self.lost = self.lost and length > 0
         self.length = length
         if hidden is not None:
             self.padded = True
@@ -352,7 +353,6 @@ class KeyValueCache:
             self.visible[:, length:].fill_(True)
         self.padding.clamp_(max=length)
         self._advance(length)
-        self.lost = self.lost and length > 0
         return self
 
     def reorder(self, indices: Int[Tensor, "B"]) -> KeyValueCache:
