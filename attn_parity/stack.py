@@ -241,7 +241,7 @@ def place(line: StackLine) -> str:
 
 
 def _shortened(file: str) -> str:
-    """Return a path relative to the installed packages or to the working folder if it is below them.
+    """Return a path relative to the working folder, or to the installed packages, if it is below them.
 
     A cell of a notebook is ``cell In[3]``, and any other path is unchanged.
     """
@@ -250,11 +250,12 @@ def _shortened(file: str) -> str:
     cell = None if shell is None else shell.compile.format_code_name(file)
     if cell is not None:
         return " ".join(cell).replace("Cell", "cell")  # a cell's file is a temporary one that its readers don't know
-    if "site-packages" in Path(file).parts:
-        return file.replace(os.sep, "/").rpartition("/site-packages/")[2]
+    path = Path(file)
     with contextlib.suppress(ValueError, OSError):  # OSError: the working folder is gone
-        return Path(file).relative_to(Path.cwd()).as_posix()
-    return file
+        path = path.relative_to(Path.cwd())
+    if "site-packages" in path.parts[1:]:  # not a folder of the user's with this name
+        return path.as_posix().rpartition("/site-packages/")[2]
+    return file if path == Path(file) else path.as_posix()
 
 
 def _framework(file: str) -> str:
