@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ LINEAR = [name for name in (*MODULES, *EXAMPLES) if name not in ("SelfAttention_
 """Classes with linear layers, `W_query` and others."""
 
 
-def make(backend: Any, name: str) -> tuple[Any, Any, dict[str, Any], tuple[int, int]]:
+def make(backend: ModuleType, name: str) -> tuple[Any, Any, dict[str, Any], tuple[int, int]]:
     """Return a module, an input, arguments of its call, and the widths of its query's output and input."""
     module = backend.build(name, **(MODULES[name] if name in MODULES else {"config": EXAMPLES[name]}))
     width = D_IN if name in MODULES else EXAMPLES[name].d_in

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attn_bridge.backends import as_numpy
+
 from ...support.models import drawn_decoders
 from .. import backends
 
@@ -36,10 +38,6 @@ def begun(backend: ModuleType, family: str) -> tuple[Any, Any, np.ndarray]:
     ids = backend.as_argument(IDS)
     _, cache = model(ids[:, :3], cache=model.init_cache(2, 6))
     return model, cache, as_numpy(model(ids)[:, 3:])
-
-
-def as_numpy(array: Any) -> np.ndarray:
-    return np.asarray(array.detach() if hasattr(array, "detach") else array)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

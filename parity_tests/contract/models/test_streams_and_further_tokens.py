@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from attn_bridge.backends import as_numpy
 from attn_bridge.reference import hyper_connection as reference
 from attn_bridge.specs import (
     DecoderBlockConfig,
@@ -28,10 +29,6 @@ BLOCK = DecoderBlockConfig(
 def drawn(config, seed: int = 0) -> dict[str, np.ndarray]:
     random = np.random.default_rng(seed)
     return {row.rule.torch: random.normal(size=row.shape).astype("f4") for row in config.parameters}
-
-
-def as_numpy(array) -> np.ndarray:
-    return np.asarray(array.detach() if hasattr(array, "detach") else array)
 
 
 def connection(backend, config):

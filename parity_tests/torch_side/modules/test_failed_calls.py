@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 import torch_attn
 from attn_bridge import masks
 from attn_bridge.specs import VARIANTS, CrossAttentionConfig, GroupedQueryAttentionConfig
+from attn_bridge.specs.base import Config
 from parity_tests.support.models import drawn_encoder_decoders
 
 CONFIGS = {variant.name: variant.examples[0].config for variant in VARIANTS if variant.examples}
@@ -38,7 +39,7 @@ def interrupted(module: torch.nn.Module, call: Callable[[], Any]) -> None:
     handle.remove()
 
 
-def make(config: Any, name: str = "GroupedQueryAttention") -> tuple[Any, torch.Tensor]:
+def make(config: Config, name: str = "GroupedQueryAttention") -> tuple[Any, torch.Tensor]:
     """Return a module in float64, and tokens for it."""
     torch.manual_seed(0)
     module = getattr(torch_attn, name)(config, dtype=torch.float64).eval().requires_grad_(False)
